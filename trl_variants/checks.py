@@ -1,0 +1,122 @@
+"""Findings before anything loads: contradictions and missing needs are errors, couplings known to misbehave warnings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .composition import Variant
+from .parity import SETTINGS
+
+ON_POLICY_HINT = "raise num_iterations, or steps_per_generation above gradient_accumulation_steps"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`level` is "error" (the run cannot be what it says) or "warning" (it runs, and is likely not what you want)."""
+
+    level: str
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.message}" + (f" ({self.hint})" if self.hint else "")
+
+
+def check(variant: Variant, config: Any = None) -> list[Finding]:
+    """Findings about a composition and, when given, about the configuration it is to run under.
+
+    Args:
+        config: a GRPOConfig (or anything with its attributes); no model is loaded.
+    """
+    found = [*_couplings(variant)]
+    if config is not None:
+        found += [*_contradictions(config), *_run(variant, config), *_batch(config)]
+    return found
+
+
+def _couplings(v: Variant) -> list[Finding]:
+    found: list[Finding] = []
+    error = lambda m, h="": found.append(Finding("error", m, h))  # noqa: E731
+    warn = lambda m, h="": found.append(Finding("warning", m, h))  # noqa: E731
+    ratio, clip, aggregate = v.ratio.hook_name, v.clip.hook_name, v.aggregate.hook_name
+    corrections = [w for w in v.weight if getattr(w, "corrects_sampler", False)]
+    if len(corrections) > 1:
+        error("two weight hooks correct the sampler mismatch, so it is corrected twice", "keep one sampler_correction")
+    if corrections and getattr(v.clip, "sampler", None):
+        error(f"clip {clip} folds the sampler correction in and a weight hook multiplies it again", "drop the weight hook")
+    if corrections and getattr(v.ratio, "anchor", "old") == "rollout":
+        error("the ratio is anchored to the rollout policy and a weight hook corrects the sampler again",
+              "use ratio anchor 'old' with the correction, or drop the correction")  # fmt: skip
+    spans = {h.span for _, h in v.hooks() if h.span == "micro-batch"}
+    if spans and v.scope == "window":
+        error("a hook with span 'micro-batch' cannot be combined with one that needs the whole window",
+              "set every span to 'window'")  # fmt: skip
+    if clip == "geometric_mean" and ratio != "token":
+        error(f"clip geometric_mean needs a token ratio, and the ratio is {ratio}", "ratio: token")
+    if clip == "ppo" and ratio == "token" and max(_high(v.clip), _low(v.clip)) < 0.01:
+        warn(f"a clip range of {_high(v.clip)} is a sequence-ratio range; on a token ratio it clips almost every token", "eps about 0.2")
+    if clip == "ppo" and ratio in ("sequence", "sequence_token") and _high(v.clip) >= 0.1:
+        warn(f"a clip range of {_high(v.clip)} never acts on a length-normalised sequence ratio", "GSPO uses 3e-4 and 4e-4")
+    if ratio in ("sequence", "sequence_token") and aggregate in ("token_mean", "constant"):
+        warn("a sequence ratio under token aggregation weights answers by their length", "aggregate: sequence_mean")
+    if ratio == "product" and aggregate != "sequence_mean":
+        warn("a product ratio is one action per answer; other aggregations repeat it on every token", "aggregate: sequence_mean")
+    if clip == "ppo" and ratio == "on_policy":
+        warn("the clip can never act: the ratio is 1 by definition", "clip: none")
+    if v.advantage.hook_name == "token_whitened" and ratio in ("sequence", "product"):
+        warn("token advantages meet a per-sequence ratio: every token's advantage is multiplied by the same ratio", "ratio: sequence_token")
+    if v.credit and ratio in ("sequence", "product"):
+        warn("credit hooks make token advantages, which a per-sequence ratio cannot tell apart", "ratio: sequence_token")
+    return found
+
+
+def _high(clip: Any) -> float:
+    return clip.eps_high if isinstance(clip.eps_high, (int, float)) else clip.eps_high.end
+
+
+def _low(clip: Any) -> float:
+    return clip.eps_low if isinstance(clip.eps_low, (int, float)) else clip.eps_low.end
+
+
+def _contradictions(config: Any) -> list[Finding]:
+    """A TRL setting that a hook replaces must stay at its default when a variant is named."""
+    if getattr(config, "variant", None) is None and not getattr(config, "hooks", None):
+        return []
+    defaults = {f.name: f.default for f in fields(type(config))} if hasattr(type(config), "__dataclass_fields__") else {}
+    found = []
+    for name, instead in SETTINGS.items():
+        value = getattr(config, name, None)
+        if name in defaults and value != defaults[name]:
+            found.append(Finding("error", f"{name}={value!r} has no effect when a variant is named", f"set {instead} instead"))
+    return found
+
+
+def _run(v: Variant, config: Any) -> list[Finding]:
+    found = []
+    if "rollout_logps" in v.needs and not config.use_vllm and not any(getattr(w, "corrects_sampler", False) for w in v.weight):
+        found.append(Finding("error", f"{v.name} needs the sampler's own log-probs, which only vLLM or a rollout_func reports",
+                             "use_vllm: true"))  # fmt: skip
+    for need, what in (("teacher_logps", "a teacher"), ("values", "a critic"), ("distribution", "full distributions")):
+        if need in v.needs:
+            found.append(Finding("error", f"{v.name} needs {what}, which this trainer does not give yet", "see `trl-variants list`"))
+    window = config.gradient_accumulation_steps
+    cycle = (config.steps_per_generation or window) * config.num_iterations
+    if window % cycle == 0 and v.clip.hook_name in ("ppo", "geometric_mean", "sapo"):
+        found.append(Finding("warning", f"every update is on-policy, so the ratio is 1 and clip {v.clip.hook_name} never acts", ON_POLICY_HINT))
+    if window % cycle and v.ratio.hook_name == "on_policy":
+        found.append(Finding("warning", "rollouts are used for several updates and the ratio is 1 by definition, so later ones are biased",
+                             "num_iterations: 1, or ratio: token"))  # fmt: skip
+    if getattr(config, "router_aux_loss_coef", None):
+        found.append(Finding("warning", "the MoE auxiliary loss is computed per micro-batch and depends on the split"))
+    return found
+
+
+def _batch(config: Any) -> list[Finding]:
+    found = []
+    if config.num_generations < 2:
+        found.append(Finding("error", f"num_generations={config.num_generations}: a group needs at least two completions", "num_generations: 8"))
+    size = config.generation_batch_size
+    if size and config.num_generations and size % config.num_generations:
+        found.append(Finding("error", f"the generation batch of {size} rows is not a multiple of num_generations={config.num_generations}"))
+    return found

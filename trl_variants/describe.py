@@ -1,0 +1,61 @@
+"""A Variant as text a reader of the paper recognises."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from .composition import SEAMS, SINGLE, Variant
+
+_COST = {
+    "ref_logps": "one more forward per generation (reference)",
+    "teacher_logps": "one teacher forward per generation",
+    "values": "a critic",
+    "distribution": "full distributions, in chunks",
+    "extra_rollouts": "more rollouts",
+}
+
+
+def math_of(h: Any) -> str:
+    """The hook's one-line formula with its parameters filled in; empty for a hook without one."""
+    names = [n for _, n, _, _ in string.Formatter().parse(h.math) if n]
+    return h.math.format(**{n: getattr(h, n) for n in names}) if names else h.math
+
+
+def objective_line(v: Variant) -> str:
+    """The objective in one line, to be maximised; regularizers carry the sign they have in the loss."""
+    weights = " ".join(math_of(w) for w in v.weight)
+    terms = " ".join(math_of(r) for r in v.regularizers)
+    body = f"{math_of(v.aggregate)} [ {math_of(v.clip)} ]" + (f" {weights}" if weights else "")
+    return f"loss = -{body}" + (f" {terms}" if terms else "")
+
+
+def _parameters(h: Any) -> str:
+    if not is_dataclass(h):
+        return ""
+    return ", ".join(f"{f.name}={getattr(h, f.name)!r}" for f in fields(h))
+
+
+def describe(v: Variant) -> str:
+    """Composition, objective, definitions, papers, side, needs, cost and deviations, one fact a line."""
+    about = v.about
+    lines = [v.name + (f": {about.title}" if about else "")]
+    if about:
+        where = f"{about.paper_url}" if about.paper else "no paper"
+        lines += [f"  {about.idea}", f"  kind {about.kind}, side {about.side}, family {about.family}; {where}"]
+    lines += ["", f"  {objective_line(v)}", f"  with {math_of(v.ratio)}", f"       {math_of(v.advantage)}", ""]
+    for seam in SEAMS:
+        here = getattr(v, seam)
+        for h in [here] if seam in SINGLE else here:
+            lines.append(f"  {seam:<13}{h.hook_name}({_parameters(h)})")
+    needs = sorted(v.needs - {"old_logps"})
+    lines += ["", f"  needs {', '.join(needs) or 'nothing beyond rewards and log-probs'}; scope {v.scope}"]
+    cost = [_COST[n] for n in needs if n in _COST]
+    if v.scope == "window":
+        cost.append("one more forward without gradient per optimizer step, unless old log-probs are computed anyway")
+    if cost:
+        lines.append(f"  cost: {'; '.join(cost)}")
+    if about:
+        lines += [f"  deviation: {d}" for d in about.deviations] + [f"  ours: {d}" for d in about.ours]
+    return "\n".join(lines)

@@ -1,0 +1,196 @@
+"""From a batch to a loss: the whole pipeline on one page.
+
+    advantage -> credit -> (token selection) -> ratio -> clip -> weight -> aggregate -> + regularizers
+
+Two ways to the same gradient:
+* direct: `evaluate` on each micro-batch, its share of the window's loss is back-propagated (hooks of scope "local");
+* one window objective: the statistics of the whole window are collected without gradient, `coefficients` evaluates the
+  objective once and returns c = dL/d(statistic), and each micro-batch back-propagates sum(c * statistic). Hooks of
+  scope "window" are written as if the window fitted in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .errors import VariantError
+from .hooks.base import is_stateful
+from .hooks.clip import Clipped
+from .hooks.metrics import Max, Mean, Metric, Min
+from .hooks.regularizers import Term
+from .records import Scored, TokenBatch, bounded_exp, column
+from .schedule import at
+
+if TYPE_CHECKING:
+    from .composition import Variant
+
+States = Mapping[str, Any]
+Generators = Mapping[str, torch.Generator]
+
+
+@dataclass
+class Loss:
+    """What a batch contributes to the window's loss, and what was seen on the way."""
+
+    loss: Tensor  # scalar with gradient, to be minimised
+    advantage: Tensor  # (B, 1) or (B, T), after credit
+    log_ratio: Tensor  # (B, 1) or (B, T)
+    objective: Tensor  # (B, 1) or (B, T), after clip and weights, to be maximised
+    clipped: Tensor  # bool, where the clip took the gradient away
+    terms: dict[str, Tensor]  # "policy" and each regularizer: shares of the loss, coefficients included
+    parts: dict[str, Metric] = field(default_factory=dict)  # metrics that merge over micro-batches
+    stats: dict[str, dict[str, Mean]] = field(default_factory=dict)  # hook path -> what its update() will see
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of this batch alone, as numbers."""
+        return {name: part.value() for name, part in self.parts.items()}
+
+
+def call(h: Any, *args: Any, path: str, states: States | None, rngs: Generators | None = None) -> Any:
+    """Calls a hook, with its state and its named generator when it has them."""
+    extra: dict[str, Any] = {}
+    if is_stateful(h):
+        extra["state"] = h.init() if states is None or path not in states else states[path]
+    if h.random:
+        extra["rng"] = (rngs or {}).get(path) or torch.Generator().manual_seed(0)
+    return h(*args, **extra)
+
+
+def score(variant: Variant, scored: Scored, states: States | None = None, rngs: Generators | None = None, *, selecting: bool = True) -> Scored:
+    """Runs the rewards and select hooks. Returns the narrowed record; `selecting=False` in evaluation."""
+    for path, h in ((p, at(h, scored.progress)) for p, h in variant.hooks()):
+        if path.startswith("rewards."):
+            result = call(h, scored, path=path, states=states, rngs=rngs)
+            if isinstance(result, Tensor):
+                same = result.shape == scored.rewards.shape and result.dim() == 2
+                result = scored.with_(rewards=result) if same else scored.with_(reward=result)
+            scored = result
+        elif path.startswith("select.") and selecting:
+            result = call(h, scored, path=path, states=states, rngs=rngs)
+            if isinstance(result, Tensor):
+                result = scored.with_(keep=scored.keep & result, in_baseline=scored.in_baseline & result)
+            scored = result
+    return scored
+
+
+def advantages(variant: Variant, scored: Scored, states: States | None = None, rngs: Generators | None = None) -> Tensor:
+    """(N,) or (N, T) advantages of a scored generation; rows without a reward are 0, never NaN."""
+    h = at(variant.advantage, scored.progress)
+    advantage = call(h, scored, path="advantage", states=states, rngs=rngs)
+    scorable = ~torch.isnan(scored.reward)
+    return torch.where(column(scorable).expand_as(column(advantage)), column(advantage).nan_to_num(nan=0.0), 0.0).reshape(advantage.shape)
+
+
+def with_advantages(variant: Variant, batch: TokenBatch, states: States | None = None) -> TokenBatch:
+    """Fills in the advantages of a batch made by `TokenBatch.from_tensors` from its rewards.
+
+    Raises:
+        VariantError: neither advantages nor rewards were given.
+    """
+    if batch.advantage is not None:
+        return batch
+    if batch.scored is None:
+        raise VariantError("the batch has neither advantages nor rewards: pass advantage= or rewards= (and group=)")
+    scored = score(variant, batch.scored, states)
+    mask = batch.mask * column(scored.keep).to(batch.mask)
+    batch = replace(batch.with_mask(mask), advantage=column(advantages(variant, scored, states)))
+    return replace(batch, reward=scored.reward)
+
+
+def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, rngs: Generators | None = None) -> Loss:
+    """The share of these rows in the window's loss. See the module's text for the order of the seams."""
+    hooks = [(path, at(h, batch.progress)) for path, h in variant.hooks()]
+    of = lambda seam: [(p, h) for p, h in hooks if p == seam or p.startswith(seam + ".")]  # noqa: E731
+    run = lambda path, h, *args: call(h, *args, path=path, states=states, rngs=rngs)  # noqa: E731
+    parts: dict[str, Metric] = {}
+
+    advantage = column(batch.advantage)
+    for path, h in of("credit"):
+        advantage = column(run(path, h, advantage, batch))
+    batch = replace(batch, advantage=advantage)
+
+    # a 0/1 choice of tokens depends on no ratio, and everything after it must see it
+    selections, counted = [], batch.mask
+    for path, h in of("weight"):
+        if h.selects:
+            choice = run(path, h, batch)
+            selections.append(choice)
+            batch = replace(batch, active=batch.active * choice)
+            counted = counted * choice if h.in_denominator else counted
+
+    [(path, h)] = of("ratio")
+    log_ratio = column(run(path, h, batch))
+    batch = replace(batch, log_ratio=log_ratio)
+    [(path, h)] = of("clip")
+    clipped = run(path, h, log_ratio, advantage, batch)
+    clipped = clipped if isinstance(clipped, Clipped) else Clipped(column(clipped))
+    parts.update(clipped.metrics)
+    parts.update(_clip_metrics(clipped, batch.mask))
+
+    objective = clipped.objective
+    for choice in selections:
+        objective = objective if clipped.over_tokens else objective * choice
+    for path, h in of("weight"):
+        if not h.selects:
+            weight = column(run(path, h, batch)).detach()
+            objective = objective * weight
+            counted = counted * weight if h.in_denominator else counted
+            parts[f"weight/{h.hook_name}_mean"] = Mean.over(weight, batch.mask)
+
+    [(path, aggregate)] = of("aggregate")
+    counting = batch if counted is batch.mask else batch.with_mask(counted)
+    policy = -run(path, aggregate, objective if counted is batch.mask else objective * (counted > 0), counting)
+    terms, stats, loss = {"policy": policy}, {}, policy
+    for path, h in of("regularizers"):
+        term: Term = run(path, h, batch)
+        rows = batch if term.mask is None or term.mask is batch.mask else batch.with_mask(term.mask)
+        value = term.coefficient * (term.aggregate or aggregate)(term.value, rows)
+        terms[path if h.hook_name in terms else h.hook_name] = value
+        loss = loss + value
+        parts.update(term.metrics)
+        if term.stats:
+            stats[path] = dict(term.stats)
+
+    parts.update(_ratio_metrics(log_ratio.detach(), batch.mask))
+    return Loss(loss, advantage, log_ratio, objective, clipped.clipped, terms, parts, stats)
+
+
+def coefficients(variant: Variant, batch: TokenBatch, states: States | None = None, rngs: Generators | None = None) -> tuple[Loss, dict[str, Tensor]]:
+    """The one window objective: evaluates the whole window once and returns (loss, {statistic: dL/d(statistic)}).
+
+    `batch.whole` must hold. Statistics are `logps` and, where given, `entropy`, (N, T) each.
+    """
+    if not batch.whole:
+        raise VariantError("the window objective needs the whole window; this batch is a part of it")
+    leaves = {"logps": batch.logps.detach().requires_grad_()}
+    if batch.entropy is not None:
+        leaves["entropy"] = batch.entropy.detach().requires_grad_()
+    with torch.enable_grad():
+        loss = evaluate(variant, replace(batch, **leaves), states, rngs)  # type: ignore[arg-type]
+        grads = torch.autograd.grad(loss.loss, list(leaves.values()), allow_unused=True)
+    return loss, {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(leaves.items(), grads, strict=True)}
+
+
+def _clip_metrics(clipped: Clipped, mask: Tensor) -> dict[str, Metric]:
+    if clipped.low is None or clipped.high is None:
+        return {}
+    low, high = clipped.low.to(mask), clipped.high.to(mask)
+    return {
+        "clip_ratio/low_mean": Mean.over(low, mask),
+        "clip_ratio/high_mean": Mean.over(high, mask),
+        "clip_ratio/region_mean": Mean.over(torch.maximum(low, high), mask),
+        "clip_ratio/low_min": Min.over_rows(low, mask),
+        "clip_ratio/high_max": Max.over_rows(high, mask),
+    }
+
+
+def _ratio_metrics(log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
+    """Always on: mean ratio, and the effective sample size over tokens, (sum r)^2 / (n sum r^2), from its two moments."""
+    ratio = bounded_exp(log_ratio)
+    return {"ratio/mean": Mean.over(ratio, mask), "ratio/second_moment": Mean.over(ratio**2, mask)}

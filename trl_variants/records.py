@@ -1,0 +1,302 @@
+"""The records hooks see: `Scored` (all rows of a generation, before the loss) and `TokenBatch` (rows in the loss).
+
+Shapes: N rows over all processes, B rows of the batch at hand, T completion tokens, F reward functions. A per-row value
+is (B, 1), so that everything broadcasts against (B, T).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import VariantError
+
+LOG_RATIO_BOUND = 20.0  # log-ratios are clamped here before exp: exp(20) = 4.9e8
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp of a log-ratio clamped to +-LOG_RATIO_BOUND, so that a stray token cannot overflow the loss."""
+    return torch.exp(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+
+
+def column(x: Tensor) -> Tensor:
+    """(B,) -> (B, 1); (B, T) unchanged."""
+    return x.unsqueeze(1) if x.dim() == 1 else x
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the tokens of each row, (B, T) -> (B, 1); 0 for a row without tokens."""
+    return (x * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Facts of the run that hooks may read."""
+
+    max_completion_length: int = 0
+    group_size: int = 0
+    temperature: float = 1.0
+    iterations: int = 1
+
+
+@dataclass(frozen=True)
+class Window:
+    """Totals over one optimizer step: every micro-batch of every process. Known before its first backward."""
+
+    rows: float  # rows, masked ones included
+    live_rows: float  # rows with at least one token in the loss
+    tokens: float  # tokens in the loss
+    prompts: float  # groups with at least one token in the loss
+    micro_batches: float  # micro-batches over all processes
+
+
+@dataclass
+class Scored:
+    """One generation, gathered from all processes: what rewards, select and advantage hooks see.
+
+    `rewards` is NaN where a function does not apply; a row whose functions all said None has a NaN `reward`, never
+    enters a baseline and gets advantage 0. Groups are row numbers' labels, of any size and order.
+    """
+
+    rewards: Tensor  # (N, F)
+    weights: Tensor  # (F,)
+    group: Tensor  # (N,) integer label of the prompt's group
+    reward: Tensor = None  # type: ignore[assignment]  # (N,) weighted sum; NaN for an unscorable row
+    correct: Tensor = None  # type: ignore[assignment]  # (N,) raw correctness, apart from any shaping
+    length: Tensor | None = None  # (N,) tokens the policy produced
+    truncated: Tensor | None = None  # (N,) bool, stopped by the length limit
+    keep: Tensor | None = None  # (N,) bool, row may enter the policy loss
+    in_baseline: Tensor | None = None  # (N,) bool, row may enter group statistics
+    prompt_key: list[str] | None = None
+    keys: Mapping[str, Tensor] = field(default_factory=dict)  # further integer labels from the dataset
+    origin: Tensor | None = None  # (N,) 0 policy, 1 teacher, 2 replay, 3 prefix
+    tokens: Mapping[str, Tensor] = field(default_factory=dict)  # (N, T): mask, old_logps, ref_logps, ...
+    token_rewards: Tensor | None = None  # (N, T) where a rewards hook spreads reward over tokens
+    texts: Mapping[str, list] = field(default_factory=dict)
+    run: Run = Run()
+    progress: float = 0.0
+    step: int = 0
+
+    def __post_init__(self):
+        if self.reward is None:
+            self.reward = weighted_sum(self.rewards, self.weights)
+        if self.correct is None:
+            self.correct = self.rewards[:, 0] > 0.5
+        ones = torch.ones_like(self.reward, dtype=torch.bool)
+        self.keep = ones if self.keep is None else self.keep
+        self.in_baseline = ones if self.in_baseline is None else self.in_baseline
+
+    def with_(self, **changes: Any) -> Scored:
+        """A copy with some fields replaced; a new `rewards` matrix recomputes `reward` unless that is given too."""
+        if "rewards" in changes:
+            changes.setdefault("reward", None)
+        return replace(self, **changes)
+
+    @property
+    def valid(self) -> Tensor:
+        """(N,) rows that may enter a statistic: scorable and not taken out of the baseline."""
+        return ~torch.isnan(self.reward) & self.in_baseline
+
+    def need(self, name: str) -> Tensor:
+        """A gathered (N, T) token tensor; raises VariantError naming it when the run did not provide it."""
+        if self.tokens.get(name) is None:
+            raise VariantError(f"this method needs `{name}` per token when rewards are read, and none was given")
+        return self.tokens[name]
+
+
+def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
+    """(N, F), (F,) -> (N,): functions that do not apply are left out; a row with none is NaN."""
+    total = (rewards * weights.to(rewards)).nansum(1)
+    return torch.where(torch.isnan(rewards).all(1), torch.nan, total)
+
+
+@dataclass
+class TokenBatch:
+    """Rows in the loss. `logps` and `entropy` carry gradient; every other tensor is detached."""
+
+    logps: Tensor  # (B, T) current policy, sampled tokens
+    mask: Tensor  # (B, T) 1 on tokens of the policy that are trained on
+    advantage: Tensor = None  # type: ignore[assignment]  # (B, 1) or (B, T)
+    old_logps: Tensor | None = None  # (B, T) policy at the start of the update phase; None: on-policy
+    rollout_logps: Tensor | None = None  # (B, T) as the sampling engine reported them; NaN where it did not
+    ref_logps: Tensor | None = None
+    teacher_logps: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+    turn: Tensor | None = None
+    segment: Tensor | None = None
+    origin: Tensor | None = None
+    reward: Tensor | None = None  # (B,)
+    correct: Tensor | None = None  # (B,)
+    group: Tensor | None = None  # (B,)
+    truncated: Tensor | None = None  # (B,)
+    window: Window = None  # type: ignore[assignment]
+    prompt_tokens: Tensor | None = None  # (B,) tokens of the row's whole group in the window
+    generation_tokens: Tensor | None = None  # (B,) tokens of the row's generation batch, scaled to one window
+    micro_tokens: Tensor | None = None  # (B,) tokens of the row's micro-batch
+    whole: bool = True  # whether this batch is the whole window of all processes
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # what a hook attached when rewards were read
+    run: Run = Run()
+    step: int = 0
+    rollout_step: int = 0
+    iteration: int = 0  # which pass over this generation
+    progress: float = 0.0
+    gather: Callable[[Tensor], Tensor] = lambda x: x  # values of this micro-batch from all processes, (n,) -> (m,)
+    # filled in by the objective, in this order
+    active: Tensor = None  # type: ignore[assignment]  # (B, T) mask times every selecting weight
+    log_ratio: Tensor = None  # type: ignore[assignment]
+    scored: Scored | None = None  # from_tensors only: what advantages are computed from
+
+    def __post_init__(self):
+        self.mask = self.mask.to(self.logps.dtype)
+        if self.advantage is not None:
+            self.advantage = column(self.advantage)
+        if self.active is None:
+            self.active = self.mask
+        if self.window is None:
+            self._count_as_whole()
+
+    def _count_as_whole(self) -> None:
+        tokens = self.mask.sum(-1)
+        group = self.group if self.group is not None else torch.arange(len(tokens), device=tokens.device)
+        _, index = torch.unique(group, return_inverse=True)
+        per_group = torch.zeros(int(index.max()) + 1 if len(index) else 0, dtype=tokens.dtype, device=tokens.device)
+        per_group = per_group.index_add(0, index, tokens)
+        self.window = Window(rows=float(len(tokens)), live_rows=float((tokens > 0).sum()), tokens=float(tokens.sum()),
+                             prompts=float((per_group > 0).sum()), micro_batches=1.0)  # fmt: skip
+        self.prompt_tokens = per_group[index]
+        if self.generation_tokens is None:
+            self.generation_tokens = tokens.sum().expand_as(tokens)
+        if self.micro_tokens is None:
+            self.micro_tokens = tokens.sum().expand_as(tokens)
+
+    @property
+    def anchor(self) -> Tensor:
+        """(B, T) log-probs the ratio is taken against: the old policy's, or the current ones when on-policy."""
+        return self.logps.detach() if self.old_logps is None else self.old_logps
+
+    def with_mask(self, mask: Tensor) -> TokenBatch:
+        """The same rows counted under another mask: totals are recounted, which needs the whole window.
+
+        In a part of a window only the micro-batch's own count is known; a hook that then asks for a window total
+        would divide by the wrong number, so the totals become NaN.
+        """
+        counted = replace(self, mask=mask, active=mask, window=None if self.whole else _UNKNOWN, micro_tokens=None, prompt_tokens=None)
+        if not self.whole:
+            tokens = counted.mask.sum()
+            counted.micro_tokens = tokens.expand(len(mask))
+            counted.generation_tokens = torch.full_like(counted.micro_tokens, torch.nan)
+        return counted
+
+    def need(self, name: str) -> Tensor:
+        """A tensor this hook declared in `needs`; raises VariantError naming it when it is missing."""
+        value = getattr(self, name, None)
+        if value is None:
+            value = self.extra.get(name)
+        if value is None:
+            raise VariantError(f"this method needs `{name}`, and the batch has none: pass {name}= to TokenBatch.from_tensors")
+        return value
+
+    @classmethod
+    def from_tensors(
+        cls,
+        logps: Any,
+        old_logps: Any = None,
+        mask: Any = None,
+        advantage: Any = None,
+        rewards: Any = None,
+        group: Any = None,
+        ref_logps: Any = None,
+        teacher_logps: Any = None,
+        rollout_logps: Any = None,
+        entropy: Any = None,
+        values: Any = None,
+        turn: Any = None,
+        origin: Any = None,
+        progress: float = 0.0,
+        *,
+        truncated: Any = None,
+        correct: Any = None,
+        max_completion_length: int | None = None,
+        reward_weights: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        **facts: Any,
+    ) -> TokenBatch:
+        """A whole window from plain tensors or lists, to try a method without a model.
+
+        Args:
+            logps: (B, T), may require grad. A (T,) input is one row.
+            mask: (B, T), default all ones. rewards: (B,) or (B, F). group: (B,), default one group.
+            advantage: (B,) or (B, T); when missing, `Variant.loss` computes it from rewards and group.
+            facts: step, rollout_step, iteration, segment.
+
+        Raises:
+            VariantError: a shape that does not fit `logps`, or an unknown field.
+        """
+        logps = torch.as_tensor(logps)
+        if not logps.is_floating_point():
+            logps = logps.to(torch.get_default_dtype())
+        logps = logps.unsqueeze(0) if logps.dim() == 1 else logps
+        shape = tuple(logps.shape)
+
+        def fit(name: str, value: Any, per_row: bool = False) -> Tensor | None:
+            if value is None:
+                return None
+            value = torch.as_tensor(value, device=logps.device)
+            if value.is_floating_point():
+                value = value.to(logps.dtype)
+            if not per_row and value.dim() == 1 and shape[0] == 1:
+                value = value.unsqueeze(0)
+            wanted = (shape[0],) if per_row else shape
+            if tuple(value.shape[: len(wanted)]) != wanted:
+                raise VariantError(f"{name} has shape {tuple(value.shape)}, expected {wanted} to fit logps {shape}")
+            return value
+
+        mask = torch.ones_like(logps, requires_grad=False) if mask is None else fit("mask", mask)
+        advantage = None if advantage is None else torch.as_tensor(advantage, device=logps.device).to(logps.dtype)
+        if advantage is not None and tuple(advantage.shape) not in ((shape[0],), (shape[0], 1), shape):
+            raise VariantError(f"advantage has shape {tuple(advantage.shape)}, expected ({shape[0]},) or {shape}")
+        group = torch.zeros(shape[0], dtype=torch.long) if group is None else fit("group", group, per_row=True)
+        tokens = {"old_logps": fit("old_logps", old_logps), "ref_logps": fit("ref_logps", ref_logps),
+                  "teacher_logps": fit("teacher_logps", teacher_logps), "rollout_logps": fit("rollout_logps", rollout_logps),
+                  "values": fit("values", values), "turn": fit("turn", turn)}  # fmt: skip
+        run = Run(max_completion_length=max_completion_length or shape[1], group_size=int(torch.bincount(group.long()).max()))
+        truncated = fit("truncated", truncated, per_row=True)
+        scored = None
+        if rewards is not None:
+            rewards = torch.as_tensor(rewards, device=logps.device).to(logps.dtype)
+            rewards = rewards.unsqueeze(1) if rewards.dim() == 1 else rewards
+            if rewards.shape[0] != shape[0]:
+                raise VariantError(f"rewards has {rewards.shape[0]} rows, logps has {shape[0]}")
+            weights = torch.ones(rewards.shape[1]) if reward_weights is None else torch.as_tensor(reward_weights)
+            tokens_seen = {k: v for k, v in tokens.items() if v is not None} | {"mask": mask}
+            tokens_seen.setdefault("old_logps", logps.detach())
+            scored = Scored(rewards=rewards, weights=weights.to(logps.dtype), group=group, length=mask.sum(-1), truncated=truncated,
+                            correct=fit("correct", correct, per_row=True), tokens=tokens_seen, run=run, progress=progress)  # fmt: skip
+        unknown = set(facts) - {"step", "rollout_step", "iteration", "segment"}
+        if unknown:
+            raise VariantError(f"TokenBatch.from_tensors has no argument {sorted(unknown)[0]!r}")
+        return cls(logps=logps, mask=mask, advantage=advantage, entropy=fit("entropy", entropy), origin=fit("origin", origin),
+                   reward=None if scored is None else scored.reward, correct=None if scored is None else scored.correct,
+                   group=group, truncated=truncated, progress=progress, run=run, scored=scored,
+                   extra={k: torch.as_tensor(v) for k, v in (extra or {}).items()}, **tokens, **facts)  # fmt: skip
+
+
+_UNKNOWN = Window(*(float("nan"),) * 5)
+
+
+@dataclass
+class Rollouts:
+    """Generated trajectories of one process before rewards, as lists of B rows: what rollouts hooks see and return."""
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]  # a hook may replace rows, never change their number
+    mask: list[list[int]] | None  # 1 on tokens of the policy; None: all of them
+    logps: list[list[float]] | None  # the behaviour's log-probs where the engine or the source knows them
+    origin: list[int]  # 0 policy, 1 teacher, 2 replay, 3 prefix
+    in_baseline: list[bool]
+    in_policy_loss: list[bool]

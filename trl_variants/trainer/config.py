@@ -1,0 +1,69 @@
+"""GRPOConfig with the variant in it, so that a YAML file or a command line says everything."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from ..composition import Variant, variant, with_hooks
+from ..errors import VariantError
+
+
+@dataclass
+class VariantGRPOConfig(GRPOConfig):
+    """trl.GRPOConfig plus the method.
+
+    With neither `variant` nor `hooks`, the trainer is TRL's and every TRL setting keeps its meaning. With one of them,
+    TRL settings that a hook replaces (epsilon, beta, loss_type, ...) must stay at their defaults.
+    """
+
+    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["variant", "hooks"]
+
+    variant: dict | str | None = field(
+        default=None,
+        metadata={"help": "Catalog name of the method (see `trl-variants list`), or a mapping seam -> hook."},
+    )
+    hooks: dict | str | None = field(
+        default=None,
+        metadata={"help": "Edits of the variant: mapping seam -> hook name -> parameters."},
+    )
+    self_test: bool = field(
+        default=True,
+        metadata={"help": "For a named variant, check once on the run's own model that the on-policy ratio is 1 and that the "
+                          "gradient does not depend on the split, and print one line."},
+    )  # fmt: skip
+    correct_above: float = field(
+        default=0.5,
+        metadata={"help": "A completion counts as correct when its first reward exceeds this (metrics and hooks that ask)."},
+    )
+
+    def __post_init__(self):
+        self.variant, self.hooks = _mapping(self.variant), _mapping(self.hooks)
+        super().__post_init__()
+
+
+def _mapping(value: Any) -> Any:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError as error:
+            raise VariantError(f"a variant given as text must be a name or JSON: {error}") from None
+    return value
+
+
+def variant_of(config: Any, given: Any = None) -> Variant | None:
+    """The variant a run asks for, by argument or configuration; None when it asks for TRL's own.
+
+    Raises:
+        VariantError: the two disagree, or the composition is wrong.
+    """
+    named, edits = getattr(config, "variant", None), getattr(config, "hooks", None)
+    if given is not None and named is not None and variant(given) != variant(named):
+        raise VariantError("the trainer's variant= and the configuration's `variant` name different methods; give one of them")
+    named = given if given is not None else named
+    if named is None:
+        return with_hooks(Variant.from_config(config), edits) if edits else None
+    return with_hooks(variant(named), edits)

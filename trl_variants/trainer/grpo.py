@@ -1,0 +1,324 @@
+"""VariantGRPOTrainer: trl.GRPOTrainer running a Variant.
+
+TRL generates, parses, rewards, logs and saves. Everything between rewards and loss is the variant's: `scored_generation`
+turns rewards into advantages, `window_batches` counts an optimizer step before its first backward, `micro_batch_loss`
+evaluates the objective on one micro-batch or back-propagates its share of the one window objective.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import check
+from ..composition import Variant
+from ..errors import VariantError
+from ..hooks.metrics import Mean
+from ..objective import advantages, coefficients, evaluate, score
+from ..parity import sampler_correction
+from ..records import Run, TokenBatch, Window, column
+from .checkpoint import load_rank, load_shared, save_rank, save_shared
+from .config import VariantGRPOConfig, variant_of
+from .memory import HookMemory
+from .metrics import MetricBook
+from .rollouts import apply_rollout_hooks
+from .scoring import build_scored, dead_groups
+from .seam import SeamTrainer
+from .selftest import self_test
+from .services import Services
+from .window import count_window, join, token_batch
+
+
+class VariantGRPOTrainer(SeamTrainer):
+    """Every argument of `trl.GRPOTrainer` keeps its meaning; `variant` names the method.
+
+    Args:
+        variant: a catalog name, a mapping or a `Variant`. May stand in `args.variant` instead. With neither, and no
+            `args.hooks`, the trainer computes what TRL's computes, step for step.
+
+    Raises:
+        VariantError: a composition that cannot run here (the findings of `check` that are errors), a data set without
+            `prompt`, or a checkpoint of another composition.
+    """
+
+    _tag_names = ["trl", "grpo", "trl-variants"]
+
+    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, train_dataset: Any = None, *positional: Any,
+                 variant: Any = None, **kwargs: Any):  # fmt: skip
+        if args is None:
+            name = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "") or "model"
+            args = VariantGRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
+        chosen = variant_of(args, variant)
+        self.named = chosen is not None
+        self.variant: Variant = Variant.from_config(args) if chosen is None else chosen
+        if self.named:
+            args = copy.copy(args)
+            args.variant = args.variant if getattr(args, "variant", None) is not None else self.variant.to_mapping()
+            self._refuse_errors(args)
+            self._derive_switches(args)
+        _require_prompt(train_dataset, kwargs.get("environment_factory"))
+        self.memory = HookMemory(self.variant, args.seed)
+        self.book = MetricBook(per_micro_batch=not self.named)
+        self.window: Window = None  # type: ignore[assignment]
+        self._generations = 0
+        self._attached: tuple[str, ...] = ()
+        self._stats: list[dict] = []
+        self._completion_ids: list = []
+        self._rollout_flags: dict[str, Tensor] | None = None
+        self._tested = not (self.named and getattr(args, "self_test", False))
+        super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
+        self.services = Services(self)
+        self.run_facts = Run(max_completion_length=args.max_completion_length or 0, group_size=args.num_generations,
+                             temperature=args.temperature, iterations=args.num_iterations)  # fmt: skip
+        for learner in self.variant.learners:
+            learner.attach(self)
+
+    # --- what the run and the variant ask of each other ---------------------------------------------------------
+
+    def _refuse_errors(self, args: Any) -> None:
+        errors = [f for f in check(self.variant, args) if f.level == "error"]
+        if errors:
+            raise VariantError("; ".join(f"{f.message} ({f.hint})" if f.hint else f.message for f in errors))
+
+    def _derive_switches(self, args: Any) -> None:
+        """TRL's switches that a hook implies; the user sets only the hook."""
+        if "ref_logps" in self.variant.needs and args.beta == 0.0:
+            coefs = [h.coef for _, h in self.variant.hooks() if h.hook_name == "kl" and isinstance(h.coef, (int, float))]
+            args.beta = coefs[0] if coefs and coefs[0] else 1.0  # TRL reads it only to decide whether a reference is needed
+        if any(h.hook_name == "mask_truncated" for h in self.variant.select):
+            args.mask_truncated_completions = True
+        args.disable_dropout = True  # with dropout the on-policy ratio is not 1
+        correction = sampler_correction(args)
+        has_own = any(getattr(w, "corrects_sampler", False) for w in self.variant.weight)
+        if correction and not has_own and not getattr(self.variant.clip, "folds_sampler", False):
+            self.variant = self.variant.with_(weight=[*self.variant.weight, correction])
+
+    @property
+    def progress(self) -> float:
+        """Share of the planned optimizer steps that are done, in [0, 1]."""
+        return self.state.global_step / self.state.max_steps if self.state.max_steps else 0.0
+
+    # --- generation ---------------------------------------------------------------------------------------------
+
+    def scored_generation(self, rows: list, generate: Callable[[list], dict]) -> dict:
+        """One generation with this variant's advantages instead of TRL's, and per-row facts for the hooks."""
+        training = self.training
+        if training:
+            for h in self.variant.prompts:
+                rows = h(rows, self.services)
+        output = generate(rows)
+        matrix, ids = self._reward_matrix, self._completion_ids
+        if self._empty_rows:
+            output["completion_mask"][self._empty_rows] = 0
+        group_size = self.num_generations if training else self.num_generations_eval
+        scored = build_scored(self, rows, output, matrix, ids, group_size)
+        mine = slice(self.accelerator.process_index * len(rows), (self.accelerator.process_index + 1) * len(rows))
+        self._log_generation(scored)
+        if training and self._rollout_flags is not None:
+            scored = scored.with_(**{k: self.gather_rows(v, 0) for k, v in self._rollout_flags.items()})
+        scored = score(self.variant, scored, self.memory.states, self.memory.rngs, selecting=training or not self.named)
+        advantage = advantages(self.variant, scored, self.memory.states, self.memory.rngs)
+        if training:
+            self.memory.update("generation", scored)
+            for h in (*self.variant.prompts, *self.variant.rollouts):
+                if hasattr(h, "observe"):
+                    h.observe(scored)
+        self._replace_logged_advantages(advantage)
+        width = output["completion_ids"].shape[1]
+        output["advantages"] = advantage[mine] if advantage.dim() == 1 else advantage[mine][:, :width]
+        output["completion_mask"] = output["completion_mask"] * scored.keep[mine].unsqueeze(1).to(output["completion_mask"])
+        kept = output["completion_mask"] if output.get("tool_mask") is None else output["completion_mask"] * output["tool_mask"]
+        output["num_items_in_batch"] = self.accelerator.reduce(kept.sum(), reduction="sum")
+        output["reward"] = scored.reward[mine].nan_to_num(nan=0.0)
+        output["correct"], output["truncated"] = scored.correct[mine], scored.truncated[mine]
+        output["group"] = scored.group[mine] + self._generations * len(scored.group)
+        self._generations += 1
+        if scored.origin is not None:
+            output["origin"] = scored.origin[mine].unsqueeze(1).expand(-1, width)
+        for learner in self.variant.learners if training else ():
+            output.update(learner.observe(scored, output) or {})
+        return output
+
+    def _calculate_rewards(self, inputs: list, prompts: list, completions: list, completion_ids_list: list) -> Tensor:
+        self._completion_ids = completion_ids_list
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    def edit_rollouts(self, generated: tuple) -> tuple:
+        self._rollout_flags = None
+        if self.training and self.variant.rollouts:
+            generated, self._rollout_flags = apply_rollout_hooks(self, generated)
+        return generated
+
+    def _log_generation(self, scored: Any) -> None:
+        metrics = self._metrics["train" if self.training else "eval"]
+        for name, value in dead_groups(scored).items():
+            metrics[name].append(value)
+        empty = self.accelerator.reduce(torch.tensor(float(len(self._empty_rows)), device=scored.rewards.device), reduction="sum")
+        metrics["completions/empty"].append(float(empty) / len(scored.rewards))
+
+    def _replace_logged_advantages(self, advantage: Tensor) -> None:
+        shown = (column(advantage).sum(1) / (column(advantage) != 0).sum(1).clamp(min=1)).tolist()
+        for _ in range(min(len(shown), len(self._logs["advantages"]))):
+            self._logs["advantages"].pop()
+        self._logs["advantages"].extend(shown)
+
+    # --- the window ---------------------------------------------------------------------------------------------
+
+    def window_batches(self, raw: list) -> list[dict]:
+        batches = self.buffered_steps(raw)
+        self.window = count_window(batches, self.gather_rows, self.world, len(raw) / self.args.steps_per_generation)
+        if not self._tested:
+            self._tested = True
+            if self.accelerator.is_main_process and (result := self_test(self, batches[0])):
+                print(result, flush=True)
+        if self.variant.scope == "window":
+            self._evaluate_window(batches)
+        batches[-1]["last"] = True
+        return batches
+
+    def eval_batch(self, rows: list) -> dict:
+        batch = dict(self._generate_and_score_completions(rows), iteration=0, last=True)
+        self.window = count_window([batch], self.gather_rows, self.world, 1.0)
+        return batch
+
+    def _record(self, batch: dict, logps: Tensor, entropy: Tensor | None) -> TokenBatch:
+        return token_batch(batch, logps, entropy, self.window, self.run_facts, lambda x: self.gather_rows(x, 0.0), self._attached,
+                           step=self.state.global_step, progress=self.progress)  # fmt: skip
+
+    def _whole_window(self, batches: list[dict]) -> TokenBatch:
+        """The statistics of every micro-batch of every process, without gradient."""
+        parts = []
+        with self.scoring():
+            for batch in batches:
+                logps, entropy, _ = self.logps_and_entropy(self.model, batch)
+                parts.append(self._record(batch, logps, entropy))
+        return join(parts, self.gather_rows)
+
+    def _evaluate_window(self, batches: list[dict]) -> None:
+        """The one window objective: evaluated once, its coefficients are handed to the micro-batches."""
+        whole = self._whole_window(batches)
+        loss, c = coefficients(self.variant, whole, self.memory.states, self.memory.rngs)
+        rows = [len(b["completion_mask"]) for b in batches]
+        sizes = self.accelerator.gather(torch.tensor([sum(rows)], device=whole.mask.device))
+        start = int(sizes[: self.accelerator.process_index].sum())
+        for batch, count in zip(batches, rows, strict=True):
+            width = batch["completion_mask"].shape[1]
+            batch["coefficients"] = {name: g[start : start + count, :width] for name, g in c.items()}
+            batch["window_value"] = loss.loss.detach() / self.window.micro_batches
+            start += count
+        batches[-1]["window_loss"] = loss
+
+    # --- the loss -----------------------------------------------------------------------------------------------
+
+    def micro_batch_loss(self, model: nn.Module, batch: dict) -> Tensor:
+        """The micro-batch's share of the window's loss times the number of processes (gradients are averaged over them)."""
+        logps, entropy, aux = self.logps_and_entropy(model, batch, aux=self.aux_loss_enabled)
+        record = self._record(batch, logps, entropy)
+        if self.variant.scope == "window" and not self.training:
+            loss = evaluate(self.variant, join([record], self.gather_rows), self.memory.states, self.memory.rngs)
+            value, result = loss.loss / self.world, loss
+        elif "coefficients" in batch:
+            value = sum((c * s).sum() for s, c in zip((logps, entropy), batch["coefficients"].values(), strict=False))  # type: ignore[arg-type]
+            value, result = value - value.detach() + batch["window_value"], batch.get("window_loss")
+        else:
+            result = evaluate(self.variant, record, self.memory.states, self.memory.rngs)
+            value = result.loss
+        parts = {"entropy": Mean.over(entropy, record.mask)}
+        if result is not None:
+            parts.update(result.parts)
+            share = 1.0 if "window_loss" in batch else 1.0 / self.window.micro_batches
+            parts.update(self._term_parts(result.terms, share))
+        if self.aux_loss_enabled:
+            value = value + self.router_aux_loss_coef * aux / self.window.micro_batches
+            parts["aux_loss"] = Mean(aux.detach(), torch.ones_like(aux))
+        self.book.add(parts)
+        self._stats = [*self._stats, *([result.stats] if result is not None else [])]
+        if batch.get("last"):
+            self._end_of_window()
+        return value * self.world
+
+    def _term_parts(self, terms: dict[str, Tensor], share: float) -> dict[str, Mean]:
+        # a term of the window is the sum of its shares: counts that add up to 1 make the merged mean that sum
+        count = torch.tensor(share, device=self.accelerator.device)
+        out = {f"terms/{name}": Mean(value.detach(), count) for name, value in terms.items()}
+        policy = terms["policy"].detach()
+        if not self.named and getattr(self.variant.aggregate, "span", "") != "generation":
+            # TRL logs the local mean before it divides by the accumulation steps
+            policy = policy * self.window.micro_batches / self.world
+        out["policy_loss"] = Mean(policy, torch.full_like(count, 1.0 / self.world) if not self.named else count)
+        return out
+
+    def _end_of_window(self) -> None:
+        """Reduces metrics and hook statistics once, logs them and lets the hooks with memory move on."""
+        mode = "train" if self.training else "eval"
+        pending, self._stats = self._stats, []
+        for page in pending:
+            self.book.add({f"\0{path}/{name}": part for path, seen in page.items() for name, part in seen.items()})
+        logged, window = self.book.close(lambda x: self.gather_rows(x, 0.0), self.accelerator.device)
+        seen: dict[str, dict[str, float]] = {}
+        for name in [n for n in window if n.startswith("\0")]:
+            path, stat = name[1:].rsplit("/", 1)
+            seen.setdefault(path, {})[stat] = window[name]
+            logged.pop(name)
+        if "ratio/second_moment" in window:
+            logged.pop("ratio/second_moment")
+            logged["ratio/ess"] = [window["ratio/mean"] ** 2 / max(window["ratio/second_moment"], 1e-30)]
+        if mode == "train":
+            self.memory.update("step", seen)
+            logged.update({name: [value] for name, value in self.memory.report().items()})
+            for learner in self.variant.learners:
+                logged.update({name: [value] for name, value in (learner.learn() or {}).items()})
+        for name, values in logged.items():
+            self._metrics[mode][name].extend(values)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def save_state(self, folder: str) -> None:
+        if self.accelerator.is_main_process:
+            save_shared(folder, self.variant, *self.memory.state_dict())
+        plain = {"counters": self.progress_counters(), "generations": self._generations, "logs": self._printable_logs()}
+        save_rank(folder, self.accelerator.process_index, plain, self._buffered_inputs if self.inside_generation else None)
+
+    def load_state(self, folder: str) -> dict | None:
+        shared = load_shared(folder, self.variant)
+        if shared is None:
+            return None
+        plain, batches = load_rank(folder, self.accelerator.process_index, self.accelerator.device)
+        return {"shared": shared, "batches": batches, **plain}
+
+    def apply_state(self, loaded: dict | None) -> None:
+        self._generations, self._stats, self.book = 0, [], MetricBook(per_micro_batch=not self.named)
+        if loaded is None:
+            if self.state.global_step == 0:
+                self.memory = HookMemory(self.variant, self.args.seed)
+            return
+        self._tested = True
+        self.memory.load_state_dict(*loaded["shared"])
+        self.restore_counters(loaded["counters"])
+        self._generations, self._buffered_inputs = loaded["generations"], loaded["batches"]
+        self._restore_logs(loaded["logs"])
+
+    def _printable_logs(self) -> dict | None:
+        if not self.log_completions:
+            return None
+        logs = self._logs
+        plain = {k: list(logs[k]) for k in ("prompt", "completion", "advantages")}
+        return {**plain, "rewards": {k: list(v) for k, v in logs["rewards"].items()}, "extra": {k: list(v) for k, v in logs["extra"].items()}}
+
+    def _restore_logs(self, saved: dict | None) -> None:
+        for name, values in (saved or {}).items():
+            if isinstance(values, dict):
+                for column_name, column_values in values.items():
+                    self._logs[name][column_name].extend(column_values)
+            else:
+                self._logs[name].extend(values)
+
+
+def _require_prompt(dataset: Any, environment: Any) -> None:
+    columns = getattr(dataset, "column_names", None)
+    if columns and environment is None and "prompt" not in columns:
+        raise VariantError(f"the data set has no column `prompt` (it has {', '.join(columns)}): rename the one that holds the prompts")

@@ -1,0 +1,116 @@
+"""From TRL's generation to `Scored`, and from advantages back to TRL's batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..composition import Variant
+from ..errors import VariantError
+from ..records import Scored, weighted_sum
+from .window import loss_mask
+
+if TYPE_CHECKING:
+    from .grpo import VariantGRPOTrainer
+
+
+def scoring_needs(variant: Variant) -> frozenset[str]:
+    """What rewards, select and advantage hooks need (the loss has needs of its own)."""
+    wanted = [h.needs for path, h in variant.hooks() if path.split(".")[0] in ("rewards", "select", "advantage")]
+    return frozenset().union(*wanted)
+
+
+def build_scored(trainer: VariantGRPOTrainer, rows: list[dict], output: dict, matrix: Tensor, ids: list, group_size: int) -> Scored:
+    """The generation of all processes in one record.
+
+    Args:
+        rows: this process's data set rows. ids: its completions' token ids, before padding.
+        matrix: (N, F) rewards of all processes. group_size: completions per prompt in this mode.
+    """
+    needs = scoring_needs(trainer.variant)
+    device, gather = matrix.device, trainer.gather_rows
+    ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+    facts = torch.tensor([[len(i), i[-1] not in ends] for i in ids], dtype=torch.long, device=device)
+    facts = gather(facts, 0)
+    tokens: dict[str, Tensor] = {}
+    if "tokens" in needs:
+        tokens["mask"] = gather(loss_mask(output), 0)
+        for name, key in (("old_logps", "old_per_token_logps"), ("ref_logps", "ref_per_token_logps"), ("rollout_logps", "sampling_per_token_logps")):
+            if output.get(key) is not None:
+                tokens[name] = gather(output[key], 0)
+        if "old_logps" in needs and "old_logps" not in tokens:
+            with trainer.scoring():  # on-policy, so TRL did not compute them
+                logps, _, _ = trainer.logps_and_entropy(trainer.model, output, batch_size=trainer.args.per_device_train_batch_size, compute_entropy=False)
+            tokens["old_logps"] = gather(logps, 0)
+    every = lambda values: [v for part in _objects(trainer, values) for v in part]  # noqa: E731
+    keys = {name: _labels(every(_column(rows, name)), device) for name in sorted(wanted_keys(trainer.variant))}
+    texts = {}
+    if "texts" in needs:
+        texts = {"prompts": every([r.get("prompt") for r in rows]), "completions": every(trainer._tokenizer.batch_decode(ids, skip_special_tokens=True))}
+    return Scored(
+        rewards=matrix,
+        weights=trainer.reward_weights.to(device),
+        group=torch.arange(len(matrix), device=device) // group_size,
+        correct=matrix[:, 0] > getattr(trainer.args, "correct_above", 0.5) if matrix.shape[1] else None,  # type: ignore[arg-type]
+        length=facts[:, 0],
+        truncated=facts[:, 1].bool(),
+        tokens=tokens,
+        keys=keys,
+        prompt_key=every([prompt_key(r) for r in rows]) if "prompt_key" in needs else None,
+        texts=texts,
+        run=trainer.run_facts,
+        progress=trainer.progress,
+        step=trainer.state.global_step,
+    )
+
+
+def wanted_keys(variant: Variant) -> set[str]:
+    """Data set columns that some hook groups by."""
+    return {key for _, h in variant.hooks() for key in getattr(h, "keys", ())}
+
+
+def prompt_key(row: dict) -> str:
+    """A stable name of the prompt that survives restarts: its id column, else a hash of the row without images."""
+    if row.get("id") is not None:
+        return str(row["id"])
+    plain = {k: v for k, v in row.items() if k not in ("image", "images")}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def dead_groups(scored: Scored) -> dict[str, float]:
+    """Shares of groups without any spread in raw reward, split by what the group got right; and unscorable rows."""
+    raw = weighted_sum(scored.rewards, scored.weights)
+    valid = ~torch.isnan(raw)
+    index = torch.unique(scored.group, return_inverse=True)[1]
+    size = int(index.max()) + 1
+    high = torch.full((size,), -torch.inf, device=raw.device).scatter_reduce(0, index[valid], raw[valid].float(), "amax")
+    low = torch.full((size,), torch.inf, device=raw.device).scatter_reduce(0, index[valid], raw[valid].float(), "amin")
+    right = torch.ones(size, device=raw.device).scatter_reduce(0, index, scored.correct.float(), "amin") > 0
+    wrong = torch.zeros(size, device=raw.device).scatter_reduce(0, index, scored.correct.float(), "amax") == 0
+    dead = high - low <= 1e-8  # a group with no scorable row has high - low = -inf
+    shares = torch.stack([dead.float().mean(), (dead & right).float().mean(), (dead & wrong).float().mean(), (~valid).float().mean()]).tolist()
+    return {"advantage/dead_groups": shares[0], "advantage/dead_all_right": shares[1], "advantage/dead_all_wrong": shares[2],
+            "advantage/unscorable": shares[3]}  # fmt: skip
+
+
+def _column(rows: list[dict], name: str) -> list[Any]:
+    if any(name not in row for row in rows):
+        raise VariantError(f"rows are to be grouped by the data set column {name!r}, which it does not have; columns: {sorted(rows[0])}")
+    return [row[name] for row in rows]
+
+
+def _objects(trainer: VariantGRPOTrainer, values: list) -> list[list]:
+    if trainer.world == 1:
+        return [values]
+    parts: list[Any] = [None] * trainer.world
+    torch.distributed.all_gather_object(parts, values)
+    return parts
+
+
+def _labels(values: list[Any], device: torch.device) -> Tensor:
+    order = {v: i for i, v in enumerate(sorted({str(v) for v in values}))}
+    return torch.tensor([order[str(v)] for v in values], device=device)

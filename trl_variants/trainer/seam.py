@@ -1,0 +1,377 @@
+"""The one module that touches private names of TRL and transformers.
+
+`SeamTrainer` turns them into a few methods of our own, which `VariantGRPOTrainer` fills in:
+
+    window_batches(raw)          the micro-batches of one optimizer step, before its first backward
+    eval_batch(rows)             one evaluation batch, its own window
+    scored_generation(rows)      generation with our advantages
+    micro_batch_loss(model, b)   the loss of one micro-batch, times the number of processes
+    state_to_save / load_state   what a checkpoint must hold beside weights and optimizer
+
+`PRIVATE` lists every name with the signature we rely on; a test compares it with the installed TRL and says what changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import trl
+from packaging.version import Version
+from torch import Tensor, nn
+from transformers import TrainerCallback
+from transformers import Trainer as HFTrainer
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, split_tensor_dict, unsplit_pixel_values_by_grid
+
+from ..errors import RewardError, VariantError
+from .sampler import ResumableRepeatSampler
+
+SUPPORTED = ("1.16", "1.17")  # lower bound included, upper excluded
+
+PRIVATE: dict[str, tuple[type, tuple[str, ...]]] = {
+    "_prepare_inputs": (GRPOTrainer, ("self", "generation_batch")),
+    "_generate_and_score_completions": (GRPOTrainer, ("self", "inputs")),
+    "_calculate_rewards": (GRPOTrainer, ("self", "inputs", "prompts", "completions", "completion_ids_list")),
+    "_generate": (GRPOTrainer, ("self", "prompts")),
+    "_generate_single_turn": (GRPOTrainer, ("self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images")),
+    "_tokenize_prompts": (GRPOTrainer, ("self", "prompts")),
+    "_compute_loss": (GRPOTrainer, ("self", "model", "inputs")),
+    "_get_train_sampler": (GRPOTrainer, ("self", "dataset")),
+    "_get_per_token_logps_and_entropies": (GRPOTrainer, (
+        "self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy", "compute_aux_loss",
+        "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
+        "token_type_ids", "mm_token_type_ids", "image_position_ids")),
+    "_load_optimizer_and_scheduler": (GRPOTrainer, ("self", "checkpoint")),
+    "_save_checkpoint": (GRPOTrainer, ("self", "model", "trial")),
+    "_save_optimizer_and_scheduler": (HFTrainer, ("self", "output_dir")),
+    "_load_from_checkpoint": (HFTrainer, ("self", "resume_from_checkpoint", "model")),
+    "get_batch_samples": (HFTrainer, ("self", "epoch_iterator", "num_batches", "device")),
+}  # fmt: skip
+
+_MULTIMODAL = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
+               "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
+
+
+def require_supported_trl(version: str = trl.__version__) -> None:
+    """Raises ImportError unless the installed TRL is inside the tested range."""
+    if not Version(SUPPORTED[0]) <= Version(version) < Version(SUPPORTED[1]):
+        raise ImportError(f"trl_variants supports trl>={SUPPORTED[0]},<{SUPPORTED[1]} and found trl {version}: "
+                          f'pip install "trl>={SUPPORTED[0]},<{SUPPORTED[1]}"')  # fmt: skip
+
+
+def private_names_that_changed() -> list[str]:
+    """One line for each private name whose signature is not the one this module was written for."""
+    changed = []
+    for name, (cls, expected) in PRIVATE.items():
+        method = getattr(cls, name, None)
+        found = None if method is None else tuple(inspect.signature(method).parameters)
+        if found != expected:
+            changed.append(f"{cls.__name__}.{name}: expected {expected}, found {found or 'nothing'}")
+    return changed
+
+
+require_supported_trl()
+
+
+class SeamTrainer(GRPOTrainer):
+    """trl.GRPOTrainer with its private seams named; see the module's text."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        self._raw_window: list = []
+        self._window: list[dict] = []
+        self._loaded: dict | None = None
+        self._reward_errors: list[str] = []
+        self._reward_matrix: Tensor | None = None
+        self._empty_rows: list[int] = []
+        self._first_turn = False
+        super().__init__(*args, **kwargs)
+        self.add_callback(_Restore(self))
+        keep_4bit_trainable_on_cpu(self.model)
+
+    # --- what the subclass fills in -----------------------------------------------------------------------------
+
+    def window_batches(self, raw: list) -> list[dict]:
+        raise NotImplementedError
+
+    def eval_batch(self, rows: list) -> dict:
+        raise NotImplementedError
+
+    def scored_generation(self, rows: list, generate: Callable[[list], dict]) -> dict:
+        raise NotImplementedError
+
+    def micro_batch_loss(self, model: nn.Module, batch: dict) -> Tensor:
+        raise NotImplementedError
+
+    def save_state(self, folder: str) -> None:
+        raise NotImplementedError
+
+    def load_state(self, folder: str) -> dict | None:
+        raise NotImplementedError
+
+    def apply_state(self, loaded: dict | None) -> None:
+        raise NotImplementedError
+
+    def edit_rollouts(self, generated: tuple) -> tuple:
+        return generated
+
+    # --- processes ----------------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> int:
+        return self.accelerator.num_processes
+
+    @property
+    def training(self) -> bool:
+        return self.model.training
+
+    def fail_together(self, error: str | None, kind: type[Exception] = VariantError) -> None:
+        """Raises `kind` on every process when any process reports an error, so that none waits for ever."""
+        errors = [error]
+        if self.world > 1:
+            errors = [None] * self.world  # type: ignore[assignment]
+            torch.distributed.all_gather_object(errors, error)
+        for rank, message in enumerate(errors):
+            if message is not None:
+                raise kind(message if self.world == 1 else f"process {rank}: {message}")
+
+    def gather_rows(self, x: Tensor, fill: float) -> Tensor:
+        """Concatenates (rows, ...) tensors of all processes, whose row counts and widths may differ.
+
+        Extra columns are filled with `fill`; extra rows are removed again.
+        """
+        if self.world == 1:
+            return x
+        sizes = self.accelerator.gather(torch.tensor([x.shape[0]], device=x.device))
+        for dim in range(x.dim()):
+            x = self.accelerator.pad_across_processes(x, dim=dim, pad_index=fill)
+        parts = self.accelerator.gather(x.contiguous()).split(x.shape[0])
+        return torch.cat([part[: int(n)] for part, n in zip(parts, sizes, strict=True)])
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        stock = super()._get_train_sampler(dataset)
+        return ResumableRepeatSampler(stock, epoch=lambda: int(self.state.epoch or 0))
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        if self.state.global_step >= self.state.max_steps > 0:  # resumed at its end: HF would train one step more
+            self.control.should_training_stop = True
+            return [], None
+        samples, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._raw_window, self._window = samples, []
+        return samples, count
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if not self.training:
+            return self.eval_batch(generation_batch)
+        if not self._window:
+            self._window = self.window_batches(self._raw_window)
+            self._raw_window = []
+        return self._window.pop(0)
+
+    def buffered_steps(self, raw: list) -> list[dict]:
+        """The stock batches of the coming micro-steps, generating where a generation begins.
+
+        All generations of an optimizer step happen before its first backward; the weights are the same either way.
+        """
+        per_generation = self.args.steps_per_generation
+        cycle = per_generation * self.num_iterations
+        batches = []
+        for i, rows in enumerate(raw):
+            step = self._step + i
+            if step % cycle == 0 or self._buffered_inputs is None:
+                generation = split_pixel_values_by_grid(self._generate_and_score_completions(rows))
+                chunks = split_tensor_dict(shuffle_sequence_dict(generation), per_generation)
+                self._buffered_inputs = [unsplit_pixel_values_by_grid(chunk) for chunk in chunks]
+            batches.append(dict(self._buffered_inputs[step % per_generation], iteration=(step % cycle) // per_generation))
+        return batches
+
+    @property
+    def inside_generation(self) -> bool:
+        """Whether the next micro-step still trains on rows that are already generated."""
+        return self._buffered_inputs is not None and self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+
+    # --- generation and rewards ---------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list) -> dict:
+        return self.scored_generation(inputs, super()._generate_and_score_completions)
+
+    def _tokenize_prompts(self, prompts: list) -> Any:
+        tokenized = super()._tokenize_prompts(prompts)
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        longest = max((len(ids) for ids in tokenized[0]), default=0)
+        room = longest + (self.max_completion_length or 0)
+        self.fail_together(
+            f"a prompt of {longest} tokens plus max_completion_length={self.max_completion_length} exceeds the model's {limit} "
+            "positions: shorten or filter the prompts, or lower max_completion_length" if limit and room > limit else None
+        )  # fmt: skip
+        return tokenized
+
+    def _generate(self, prompts: list) -> tuple:
+        self._empty_rows, self._first_turn = [], True
+        rollout_func = self.rollout_func
+        if rollout_func is not None:
+            self.rollout_func = self._without_empty_completions(rollout_func)
+        try:
+            return self.edit_rollouts(super()._generate(prompts))
+        finally:
+            self.rollout_func = rollout_func
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+        if self._first_turn:
+            self._first_turn = False
+            completion_ids, logprobs = self._fill_empty(completion_ids, logprobs)
+        return completion_ids, logprobs
+
+    def _without_empty_completions(self, rollout_func: Callable) -> Callable:
+        def rollout(prompts: list, trainer: Any) -> dict:
+            output = rollout_func(prompts, trainer)
+            if {"completion_ids", "logprobs"} <= output.keys():
+                ids, logprobs = self._fill_empty(output["completion_ids"], output["logprobs"])
+                output = {**output, "completion_ids": ids, "logprobs": logprobs}
+                if "env_mask" in output:
+                    output["env_mask"] = [mask or [0] for mask in output["env_mask"]]
+            return output
+
+        return rollout
+
+    def _fill_empty(self, completion_ids: list, logprobs: list | None) -> tuple[list, list | None]:
+        # TRL reads ids[-1] of every row; one pad token, masked afterwards, stands for "nothing was generated"
+        self._empty_rows = [i for i, ids in enumerate(completion_ids) if len(ids) == 0]
+        pad = self._tokenizer.pad_token_id
+        filled = [ids if len(ids) else [pad] for ids in completion_ids]
+        if logprobs is not None:
+            logprobs = [lp if len(ids) else [0.0] for ids, lp in zip(completion_ids, logprobs, strict=True)]
+        return filled, logprobs
+
+    def _calculate_rewards(self, inputs: list, prompts: list, completions: list, completion_ids_list: list) -> Tensor:
+        stock, self._reward_errors = self.reward_funcs, []
+        names = self.reward_func_names
+        self.reward_funcs = [f if isinstance(f, nn.Module) else self._guarded(f, n) for f, n in zip(stock, names, strict=True)]
+        try:
+            matrix = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        finally:
+            self.reward_funcs = stock
+        self.fail_together(self._reward_errors[0] if self._reward_errors else None, RewardError)
+        self._reward_matrix = matrix
+        return matrix
+
+    def _guarded(self, function: Callable, name: str) -> Callable:
+        """A reward function that never raises: its error waits until every process can raise it."""
+
+        def checked(values: Any, rows: int) -> list:
+            values = list(values)
+            if len(values) != rows:
+                raise VariantError(f"it returned {len(values)} rewards for {rows} completions")
+            return [torch.nan if v is None else float(v) for v in values]
+
+        def report(error: Exception, rows: int) -> list:
+            self._reward_errors.append(f"reward function {name!r} failed: {error if isinstance(error, VariantError) else repr(error)}")
+            return [0.0] * rows
+
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+
+            async def run_async(**kwargs: Any) -> list:
+                try:
+                    return checked(await function(**kwargs), len(kwargs["prompts"]))
+                except Exception as error:  # whatever user code raises is reported on all processes
+                    return report(error, len(kwargs["prompts"]))
+
+            return run_async
+
+        def run(**kwargs: Any) -> list:
+            try:
+                return checked(function(**kwargs), len(kwargs["prompts"]))
+            except Exception as error:
+                return report(error, len(kwargs["prompts"]))
+
+        return run
+
+    # --- model passes -------------------------------------------------------------------------------------------
+
+    def logps_and_entropy(self, model: nn.Module, batch: dict, aux: bool = False, **options: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """(B, T) log-probs of the completion tokens, their entropy, and the MoE auxiliary loss (when `aux`)."""
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        attention = torch.cat([batch["prompt_mask"], batch.get("attended", batch["completion_mask"])], dim=1)
+        result = self._get_per_token_logps_and_entropies(
+            model, ids, attention, batch["completion_ids"].size(1), compute_aux_loss=aux,
+            **{"compute_entropy": True, **options}, **{k: batch.get(k) for k in _MULTIMODAL},
+        )  # fmt: skip
+        return result[0], result[1], result[2]
+
+    @contextlib.contextmanager
+    def scoring(self) -> Iterator[None]:
+        """No gradient, and no gradient checkpointing either, which would only warn."""
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            yield
+
+    def _compute_loss(self, model: nn.Module, inputs: dict) -> Tensor:
+        return self.micro_batch_loss(model, inputs)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        os.makedirs(output_dir, exist_ok=True)
+        self.save_state(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._loaded = self.load_state(checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        # PEFT loads adapters in fp32 whatever they were trained in
+        dtypes = {name: p.dtype for name, p in self.model.named_parameters() if p.requires_grad}
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        for name, parameter in self.model.named_parameters():
+            if name in dtypes and parameter.dtype != dtypes[name]:
+                parameter.data = parameter.data.to(dtypes[name])
+
+    def progress_counters(self) -> dict:
+        """What transformers keeps between two log lines and forgets on resume."""
+        return {"step": self._step, "tr_loss": float(self._tr_loss), "last_logged": self._globalstep_last_logged,
+                "pending_metrics": {k: list(v) for k, v in self._metrics["train"].items()}}  # fmt: skip
+
+    def restore_counters(self, counters: dict) -> None:
+        self._step = counters["step"]
+        self._tr_loss = torch.tensor(counters["tr_loss"], device=self.args.device)
+        self._globalstep_last_logged = counters["last_logged"]
+        for name, values in counters["pending_metrics"].items():
+            self._metrics["train"][name] = list(values)
+
+    def start_afresh(self) -> None:
+        """A second `train()` begins at a generation boundary, in phase with the sampler's repeats."""
+        self._step, self._buffered_inputs, self._window = 0, None, []
+
+
+class _Restore(TrainerCallback):
+    """Applies a loaded checkpoint after transformers has reset its own counters."""
+
+    def __init__(self, trainer: SeamTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        loaded, self.trainer._loaded = self.trainer._loaded, None
+        self.trainer.start_afresh()
+        self.trainer.apply_state(loaded)
+
+
+def keep_4bit_trainable_on_cpu(model: nn.Module) -> int:
+    """Stops bitsandbytes from repacking NF4 weights in evaluation on a CPU, after which they have no gradient.
+
+    Returns the number of layers it changed.
+    """
+    changed = 0
+    for module in model.modules():
+        if getattr(module, "support_avx512bf16_for_cpu", False):
+            module.support_avx512bf16_for_cpu = False
+            changed += 1
+    return changed
