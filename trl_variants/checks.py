@@ -23,15 +23,16 @@ class Finding:
         return f"{self.level}: {self.message}" + (f" ({self.hint})" if self.hint else "")
 
 
-def check(variant: Variant, config: Any = None) -> list[Finding]:
+def check(variant: Variant, config: Any = None, *, rollout_func: Any = None) -> list[Finding]:
     """Findings about a composition and, when given, about the configuration it is to run under.
 
     Args:
         config: a GRPOConfig (or anything with its attributes); no model is loaded.
+        rollout_func: what the trainer is given under that name; it may report the sampler's log-probs.
     """
     found = [*_couplings(variant)]
     if config is not None:
-        found += [*_contradictions(config), *_run(variant, config), *_batch(config)]
+        found += [*_contradictions(config), *_run(variant, config, rollout_func), *_batch(config)]
     return found
 
 
@@ -52,6 +53,15 @@ def _couplings(v: Variant) -> list[Finding]:
     if spans and v.scope == "window":
         error("a hook with span 'micro-batch' cannot be combined with one that needs the whole window",
               "set every span to 'window'")  # fmt: skip
+    for i, h in enumerate(v.rewards):
+        per_token = h.hook_name == "kl_in_reward" and h.level == "token"
+        if per_token and "tokens" not in v.advantage.needs:
+            error(f"advantage {v.advantage.hook_name} reads one reward per answer, so the per-token KL penalty is ignored",
+                  "kl_in_reward.level: sequence, or advantage: token_whitened")  # fmt: skip
+        if per_token and any(later.hook_name == "clip_reward" for later in v.rewards[i + 1 :]):
+            error("clip_reward after a per-token KL penalty is ignored", "clip_reward first")
+        if h.hook_name in ("kl_in_reward", "clip_reward") and v.advantage.hook_name == "normalize_each":
+            error(f"advantage normalize_each reads the single reward functions, so {h.hook_name} is ignored", "advantage: grouped")
     if clip == "geometric_mean" and ratio != "token":
         error(f"clip geometric_mean needs a token ratio, and the ratio is {ratio}", "ratio: token")
     if clip == "ppo" and ratio == "token" and max(_high(v.clip), _low(v.clip)) < 0.01:
@@ -92,9 +102,10 @@ def _contradictions(config: Any) -> list[Finding]:
     return found
 
 
-def _run(v: Variant, config: Any) -> list[Finding]:
+def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
     found = []
-    if "rollout_logps" in v.needs and not config.use_vllm and not any(getattr(w, "corrects_sampler", False) for w in v.weight):
+    reported = config.use_vllm or rollout_func is not None
+    if "rollout_logps" in v.needs and not reported and not any(getattr(w, "corrects_sampler", False) for w in v.weight):
         found.append(Finding("error", f"{v.name} needs the sampler's own log-probs, which only vLLM or a rollout_func reports",
                              "use_vllm: true"))  # fmt: skip
     for need, what in (("teacher_logps", "a teacher"), ("values", "a critic"), ("distribution", "full distributions")):

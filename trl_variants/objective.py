@@ -111,6 +111,7 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
     parts: dict[str, Metric] = {}
 
     advantage = column(batch.advantage)
+    batch = replace(batch, active=batch.mask)  # the same object: a term over all tokens then needs no recount
     for path, h in of("credit"):
         advantage = column(run(path, h, advantage, batch))
     batch = replace(batch, advantage=advantage)
@@ -140,7 +141,7 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
         if not h.selects:
             weight = column(run(path, h, batch)).detach()
             objective = objective * weight
-            counted = counted * weight if h.in_denominator else counted
+            counted = counted * (weight != 0) if h.in_denominator else counted
             parts[f"weight/{h.hook_name}_mean"] = Mean.over(weight, batch.mask)
 
     [(path, aggregate)] = of("aggregate")

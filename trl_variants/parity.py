@@ -82,7 +82,7 @@ def from_config(config: Any) -> Variant:
     return Variant(
         name="trl-gmpo" if gmpo else f"trl-{config.loss_type}",
         advantage=_advantage(config),
-        ratio="token" if gmpo or config.loss_type == "vespo" else _ratio(config),
+        ratio="token" if gmpo else _ratio(config),  # vespo's weight ignores it, its KL does not
         clip=clip,
         aggregate=aggregate,
         select=("mask_truncated",) if config.mask_truncated_completions else (),

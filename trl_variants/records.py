@@ -183,13 +183,16 @@ class TokenBatch:
         """The same rows counted under another mask: totals are recounted, which needs the whole window.
 
         In a part of a window only the micro-batch's own count is known; a hook that then asks for a window total
-        would divide by the wrong number, so the totals become NaN.
+        would divide by the wrong number, so the totals become NaN. So do the tokens per generation of a window that
+        holds several.
         """
-        counted = replace(self, mask=mask, active=mask, window=None if self.whole else _UNKNOWN, micro_tokens=None, prompt_tokens=None)
+        unknown = replace(_UNKNOWN, micro_batches=self.window.micro_batches)
+        counted = replace(self, mask=mask, active=mask, window=None if self.whole else unknown, micro_tokens=None, prompt_tokens=None)
         if not self.whole:
-            tokens = counted.mask.sum()
-            counted.micro_tokens = tokens.expand(len(mask))
-            counted.generation_tokens = torch.full_like(counted.micro_tokens, torch.nan)
+            counted.micro_tokens = counted.mask.sum().expand(len(mask))
+        tokens = counted.mask.sum().expand(len(mask))
+        one_generation = self.whole and self.generation_tokens is not None and bool((self.generation_tokens == self.window.tokens).all())
+        counted.generation_tokens = tokens if one_generation else torch.full_like(tokens, torch.nan)
         return counted
 
     def need(self, name: str) -> Tensor:
@@ -243,12 +246,16 @@ class TokenBatch:
         logps = logps.unsqueeze(0) if logps.dim() == 1 else logps
         shape = tuple(logps.shape)
 
+        def number_like(value: Any) -> Tensor:
+            tensor = torch.as_tensor(value, device=logps.device)
+            if tensor.is_floating_point() and not isinstance(value, Tensor):  # from Python numbers, without a detour over float32
+                return torch.as_tensor(value, dtype=logps.dtype, device=logps.device)
+            return tensor.to(logps.dtype) if tensor.is_floating_point() else tensor
+
         def fit(name: str, value: Any, per_row: bool = False) -> Tensor | None:
             if value is None:
                 return None
-            value = torch.as_tensor(value, device=logps.device)
-            if value.is_floating_point():
-                value = value.to(logps.dtype)
+            value = number_like(value)
             if not per_row and value.dim() == 1 and shape[0] == 1:
                 value = value.unsqueeze(0)
             wanted = (shape[0],) if per_row else shape
@@ -257,7 +264,7 @@ class TokenBatch:
             return value
 
         mask = torch.ones_like(logps, requires_grad=False) if mask is None else fit("mask", mask)
-        advantage = None if advantage is None else torch.as_tensor(advantage, device=logps.device).to(logps.dtype)
+        advantage = None if advantage is None else number_like(advantage).to(logps.dtype)
         if advantage is not None and tuple(advantage.shape) not in ((shape[0],), (shape[0], 1), shape):
             raise VariantError(f"advantage has shape {tuple(advantage.shape)}, expected ({shape[0]},) or {shape}")
         group = torch.zeros(shape[0], dtype=torch.long) if group is None else fit("group", group, per_row=True)
@@ -268,11 +275,11 @@ class TokenBatch:
         truncated = fit("truncated", truncated, per_row=True)
         scored = None
         if rewards is not None:
-            rewards = torch.as_tensor(rewards, device=logps.device).to(logps.dtype)
+            rewards = number_like(rewards).to(logps.dtype)
             rewards = rewards.unsqueeze(1) if rewards.dim() == 1 else rewards
             if rewards.shape[0] != shape[0]:
                 raise VariantError(f"rewards has {rewards.shape[0]} rows, logps has {shape[0]}")
-            weights = torch.ones(rewards.shape[1]) if reward_weights is None else torch.as_tensor(reward_weights)
+            weights = torch.ones(rewards.shape[1]) if reward_weights is None else number_like(reward_weights)
             tokens_seen = {k: v for k, v in tokens.items() if v is not None} | {"mask": mask}
             tokens_seen.setdefault("old_logps", logps.detach())
             scored = Scored(rewards=rewards, weights=weights.to(logps.dtype), group=group, length=mask.sum(-1), truncated=truncated,
@@ -281,7 +288,7 @@ class TokenBatch:
         if unknown:
             raise VariantError(f"TokenBatch.from_tensors has no argument {sorted(unknown)[0]!r}")
         return cls(logps=logps, mask=mask, advantage=advantage, entropy=fit("entropy", entropy), origin=fit("origin", origin),
-                   reward=None if scored is None else scored.reward, correct=None if scored is None else scored.correct,
+                   reward=None if scored is None else scored.reward, correct=fit("correct", correct, per_row=True) if scored is None else scored.correct,
                    group=group, truncated=truncated, progress=progress, run=run, scored=scored,
                    extra={k: torch.as_tensor(v) for k, v in (extra or {}).items()}, **tokens, **facts)  # fmt: skip
 

@@ -56,8 +56,8 @@ def parse(value: Any) -> Any:
     """Turns the YAML form `{schedule: {start: .., end: ..}}` into a Schedule; other values pass through."""
     if isinstance(value, dict) and set(value) == {"schedule"}:
         body = value["schedule"]
-        unknown = set(body) - {f.name for f in fields(Schedule)}
-        if unknown or not {"start", "end"} <= set(body):
-            raise VariantError(f"a schedule takes start, end, begin, until and shape, got {sorted(body)}")
+        known = {f.name for f in fields(Schedule)}
+        if not isinstance(body, dict) or not {"start", "end"} <= set(body) <= known:
+            raise VariantError(f"a schedule takes start, end, begin, until and shape, got {body!r}")
         return Schedule(**body)
     return value

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import VariantError, did_you_mean
 from ..records import Scored
 from .base import hook, param
-from .rewards import score_on_last_token
+from .rewards import on_last_token, score_on_last_token
 
 
 def labels_of(scored: Scored, key: str) -> Tensor:
@@ -96,7 +96,10 @@ class Grouped:
 @hook("advantage", "normalize_each")
 @dataclass(frozen=True)
 class NormalizeEach:
-    """Each reward function is normalised in its group, then weighted, summed and normalised over the batch. GDPO (2601.05242)."""
+    """Each reward function is normalised in its group, then weighted, summed and normalised over the batch, (N,).
+
+    GDPO (2601.05242).
+    """
 
     eps: float = param(1e-4, low=0.0)
     ddof: int = param(1, choices=(0, 1))
@@ -159,11 +162,12 @@ class TokenWhitened:
 
     def __call__(self, scored: Scored) -> Tensor:
         valid = scored.valid
+        token_rewards = score_on_last_token(scored)
         if self.center == "group":
-            centred = scored.reward - mean_by(labels_of(scored, "group"), scored.reward, valid)
-            scored = scored.with_(reward=centred)
+            baseline = mean_by(labels_of(scored, "group"), scored.reward, valid)
+            token_rewards = token_rewards - on_last_token(baseline, scored.need("mask"))
         mask = scored.need("mask").to(scored.reward.dtype) * valid.unsqueeze(1)
-        returns = reward_to_go(score_on_last_token(scored), mask, self.gamma)
+        returns = reward_to_go(token_rewards, mask, self.gamma)
         count = mask.sum().clamp(min=1.0)
         mean = (returns * mask).sum() / count
         variance = ((returns - mean) ** 2 * mask).sum() / (count - self.ddof).clamp(min=1.0)

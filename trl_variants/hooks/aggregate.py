@@ -19,7 +19,7 @@ from .base import hook, param
 @hook("aggregate", "token_mean")
 @dataclass(frozen=True)
 class TokenMean:
-    """Every token counts the same: sum_it x / number of tokens. DAPO (2503.14476) eq. 8.
+    """Every token counts the same: sum_it x / number of tokens, (B, T) -> scalar. DAPO (2503.14476) eq. 8.
 
     `span`: "window" (exact), "generation" (TRL's dapo/cispo/vespo: tokens of the generation batch, scaled to a window)
     or "micro-batch" (TRL's bnpo: mean of local means, depends on the split).
@@ -58,7 +58,7 @@ class SequenceMean:
 @hook("aggregate", "sequence_sum")
 @dataclass(frozen=True)
 class SequenceSum:
-    """Mean over rows of the sum over tokens: the whole answer as one action (REINFORCE, RLOO), length-weighted (LUSPO)."""
+    """Mean over rows of the sum over tokens, (B, T) -> scalar: the whole answer as one action (REINFORCE, RLOO), LUSPO (2602.05261)."""
 
     math = "1/N_rows sum_i sum_t"
 
@@ -69,7 +69,10 @@ class SequenceSum:
 @hook("aggregate", "constant")
 @dataclass(frozen=True)
 class ConstantLength:
-    """sum_it x / (number of rows * L), L constant (default: the run's max_completion_length). Dr. GRPO (2503.20783)."""
+    """sum_it x / (number of rows * L), (B, T) -> scalar. Dr. GRPO (2503.20783).
+
+    L is constant; default: the run's max_completion_length.
+    """
 
     length: int | None = param(None, above=0)
 
@@ -85,7 +88,10 @@ class ConstantLength:
 @hook("aggregate", "prompt_mean")
 @dataclass(frozen=True)
 class PromptMean:
-    """Every prompt counts the same: mean over groups of the token mean inside the group. DAPO's formula as printed."""
+    """Every prompt counts the same: mean over groups of the token mean inside the group, (B, T) -> scalar.
+
+    DAPO (2503.14476) eq. 8 as printed.
+    """
 
     math = "1/N_prompts sum_q 1/|tokens of q| sum_i,t"
 

@@ -140,7 +140,7 @@ def _class_from_function(function: Callable) -> type:
 
 
 def _check_fields_on_init(cls: Any) -> None:
-    own = cls.__dict__.get("__post_init__")
+    own = getattr(cls, "__post_init__", None)  # an inherited one too: a subclass keeps its base's checks
     hints = typing.get_type_hints(cls)
 
     def __post_init__(self):
@@ -169,7 +169,8 @@ def _check_value(self: Any, f: Any, value: Any, annotation: Any) -> None:
         for end in (value.start, value.end):
             _check_value(self, f, end, annotation)
         return
-    kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
+    kinds = typing.get_args(annotation) if union else (annotation,)
     if Any not in kinds and not any(_fits(value, k) for k in kinds):
         wanted = " or ".join(getattr(k, "__name__", str(k)) for k in kinds)
         raise VariantError(f"{label} must be {wanted}, got {value!r}")

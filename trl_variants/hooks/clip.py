@@ -40,10 +40,15 @@ class Clipped:
         return (none if self.low is None else self.low) | (none if self.high is None else self.high)
 
 
+def choose(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """torch.where on two numbers in the precision of `like`; between plain numbers it would round to float32."""
+    return torch.where(condition, torch.tensor(yes, dtype=like.dtype, device=like.device), no)
+
+
 @hook("clip", "ppo")
 @dataclass(frozen=True)
 class PPOClip:
-    """min(r A, clip(r, 1-eps_low, 1+eps_high) A). PPO (1707.06347) eq. 7, DAPO (2503.14476) eq. 8 for two widths.
+    """min(r A, clip(r, 1-eps_low, 1+eps_high) A), (B, T) or (B, 1). PPO (1707.06347) eq. 7, DAPO (2503.14476) eq. 8 for two widths.
 
     `delta` caps the unclipped branch at r <= delta, which bounds negative advantages (INTELLECT-2, 2505.07291);
     `floor` is dual-clip's c: max(., c A) for A < 0 (1912.09729 eq. 5). With delta = c the two are the same.
@@ -77,7 +82,7 @@ class PPOClip:
 @hook("clip", "none")
 @dataclass(frozen=True)
 class Unclipped:
-    """r A: the importance-weighted surrogate without a bound."""
+    """r A, (B, T) or (B, 1): the importance-weighted surrogate without a bound. PPO (1707.06347) eq. 6."""
 
     math = "r A"
 
@@ -88,7 +93,7 @@ class Unclipped:
 @hook("clip", "cispo")
 @dataclass(frozen=True)
 class CISPO:
-    """sg[clamp(r, floor, cap)] A log pi: bounded weight, every token keeps a gradient. MiniMax-M1 (2506.13585) eq. 4-5.
+    """sg[clamp(r, floor, cap)] A log pi, (B, T): bounded weight, every token keeps a gradient. MiniMax-M1 (2506.13585) eq. 4-5.
 
     `cap` and `floor` are bounds on the ratio itself, not widths around 1.
     """
@@ -109,7 +114,7 @@ class CISPO:
 @hook("clip", "sapo")
 @dataclass(frozen=True)
 class SoftGate:
-    """(4/tau) sigmoid(tau (r - 1)) A with tau by the sign of A. Soft Adaptive Policy Optimization (2511.20347) eq. 5-6.
+    """(4/tau) sigmoid(tau (r - 1)) A, (B, T), tau by the sign of A. Soft Adaptive Policy Optimization (2511.20347) eq. 5-6.
 
     d/dlp = sech^2(tau (r-1)/2) r A: 1 on-policy; the value at r = 1 is 2/tau.
     """
@@ -120,14 +125,14 @@ class SoftGate:
     math = "4/tau sigmoid(tau (r - 1)) A, tau = {tau_pos} if A > 0 else {tau_neg}"
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
-        tau = torch.where(advantage > 0, self.tau_pos, self.tau_neg).to(log_ratio.dtype)
+        tau = choose(advantage > 0, self.tau_pos, self.tau_neg, log_ratio)
         return Clipped(torch.sigmoid(tau * (bounded_exp(log_ratio) - 1)) * 4 / tau * advantage)
 
 
 @hook("clip", "gamma_weight")
 @dataclass(frozen=True)
 class GammaWeight:
-    """sg[phi(W)] A log pi, phi(W) = W^k exp(lambda (1 - W)) of the product ratio W. VESPO (2602.10693).
+    """sg[phi(W)] A log pi, phi(W) = W^k exp(lambda (1 - W)) of the product ratio W, (B, T). VESPO (2602.10693).
 
     W always comes from the old policy's token log-ratios, whatever the ratio hook; a sampler correction is folded into
     W (`sampler` names its token mode), never multiplied again.
@@ -157,8 +162,8 @@ class GammaWeight:
                 correction = SamplerCorrection(self.sampler, self.sampler_min, self.sampler_max)(batch)
                 log_w = log_w + correction.log().clamp(smallest, 20.0).sum(-1, keepdim=True)
             log_w = log_w.clamp(smallest, 20.0)
-            k = torch.where(advantage >= 0, self.k_pos, self.k_neg)
-            lam = torch.where(advantage >= 0, self.lambda_pos, self.lambda_neg).clamp(min=1e-4)
+            k = choose(advantage >= 0, self.k_pos, self.k_neg, log_w)
+            lam = choose(advantage >= 0, self.lambda_pos, self.lambda_neg, log_w).clamp(min=1e-4)
             phi = (lam + k * log_w - lam * log_w.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         return Clipped(phi * advantage * batch.logps, metrics={"vespo/phi_seq_mean": Mean.over(phi, batch.mask)})
 

@@ -17,7 +17,10 @@ from .base import hook, param
 @hook("credit", "discount")
 @dataclass(frozen=True)
 class Discount:
-    """Multiplies by gamma^(tokens still to come): late tokens are nearer to the outcome. Reward-to-go with a terminal score."""
+    """Multiplies by gamma^(tokens still to come), (B, T): late tokens are nearer to the outcome.
+
+    The reward-to-go of REINFORCE with a terminal score (REINFORCE++, 2501.03262, has gamma = 1).
+    """
 
     gamma: float = param(1.0, above=0.0, high=1.0)
 

@@ -48,7 +48,7 @@ def kl_estimate(log_ratio: Tensor, estimator: str) -> Tensor:
 @hook("regularizers", "kl")
 @dataclass(frozen=True)
 class KL:
-    """coef * KL(pi || pi_ref), differentiated through its estimator.
+    """coef * KL(pi || pi_ref) per token, (B, T), differentiated through its estimator. GRPO (2402.03300) eq. 4 for k3.
 
     On on-policy samples the gradient of k2 descends the reverse KL; that of k3 descends the forward KL(pi_ref || pi)
     unless `weight="live"` multiplies by the ratio, which makes value and gradient those of the reverse KL (DeepSeek-V3.2).
@@ -89,7 +89,7 @@ class KL:
 @hook("regularizers", "entropy_bonus")
 @dataclass(frozen=True)
 class EntropyBonus:
-    """- coef * mean entropy of the active tokens. Maximum-entropy exploration; A3C (1602.01783) section 4.
+    """- coef * mean entropy of the active tokens, (B, T). Maximum-entropy exploration; A3C (1602.01783) section 4.
 
     `span="window"`: mean over the window's tokens. "micro-batch" is TRL's rule, the mean of local means.
     """
@@ -110,7 +110,7 @@ class EntropyBonus:
 @hook("regularizers", "adaptive_entropy")
 @dataclass(frozen=True)
 class AdaptiveEntropy:
-    """Entropy bonus whose coefficient moves by `step` towards keeping entropy at `target`. Skywork-OR1 (2505.22312) 4.2.
+    """Entropy bonus, (B, T), whose coefficient moves by `step` to keep entropy at `target`. Skywork-OR1 (2505.22312) 4.2.
 
     The coefficient applies only while the last window's entropy was at or below the target; the first window applies
     none. Defaults are TRL's.
@@ -151,7 +151,7 @@ def _entropy_term(batch: TokenBatch, coef: float, span: str) -> Term:
 @hook("regularizers", "nll")
 @dataclass(frozen=True)
 class PositiveNLL:
-    """coef * negative log-likelihood of the tokens of correct rows, averaged over them. VAPO (2504.05118) section 4.3.
+    """coef * negative log-likelihood, (B, T), averaged over the tokens of correct rows. VAPO (2504.05118) section 4.3.
 
     The count of correct tokens is a window total, so this hook takes the window path.
     """

@@ -17,7 +17,7 @@ from .regularizers import k1_in_reward, kl_estimate
 @hook("rewards", "kl_in_reward")
 @dataclass(frozen=True)
 class KLInReward:
-    """Subtracts coef * KL(pi_old || pi_ref) from the reward, detached. RLHF as in InstructGPT (2203.02155) eq. 2.
+    """Subtracts coef * KL(pi_old || pi_ref) from the reward, (N,) or (N, T), detached. RLHF as in InstructGPT (2203.02155) eq. 2.
 
     level "sequence": R - coef * sum_t k_t (RLOO); "token": the penalty stays on its token and the score goes to the
     last one, as `token_rewards` (PPO, REINFORCE++).
@@ -42,7 +42,7 @@ class KLInReward:
 @hook("rewards", "clip_reward")
 @dataclass(frozen=True)
 class ClipReward:
-    """Clamps the combined reward to [low, high]; NaN stays NaN."""
+    """Clamps the combined reward, (N,), to [low, high]; NaN stays NaN. OpenRLHF's reward clipping."""
 
     low: float = -10.0
     high: float = 10.0
@@ -57,10 +57,14 @@ def score_on_last_token(scored: Scored) -> torch.Tensor:
     """(N, T) with the row's reward on its last policy token; an unscorable or empty row is all zero."""
     if scored.token_rewards is not None:
         return scored.token_rewards
-    mask = scored.need("mask")
-    rewards = torch.zeros_like(mask, dtype=scored.reward.dtype)
+    return on_last_token(scored.reward, scored.need("mask"))
+
+
+def on_last_token(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """(N,) -> (N, T): x on the row's last token under `mask`, 0 elsewhere and where x is NaN."""
+    out = torch.zeros_like(mask, dtype=x.dtype)
     position = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask > 0, position, -1).max(1).values
     rows = (last >= 0).nonzero().squeeze(1)
-    rewards[rows, last[rows]] = scored.reward.nan_to_num(nan=0.0)[rows]
-    return rewards
+    out[rows, last[rows]] = x.nan_to_num(nan=0.0)[rows]
+    return out

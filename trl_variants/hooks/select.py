@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import VariantError
 from ..records import Scored
 from .base import hook
 
@@ -15,7 +16,7 @@ from .base import hook
 @hook("select", "mask_truncated")
 @dataclass(frozen=True)
 class MaskTruncated:
-    """Truncated rows leave the loss but stay in their group's baseline. DAPO (2503.14476) 3.4, overlong filtering.
+    """Truncated rows, (N,), leave the loss but stay in their group's baseline. DAPO (2503.14476) 3.4, overlong filtering.
 
     TRL's mask_truncated_completions: the rows still count where rows are counted.
     """
@@ -24,7 +25,6 @@ class MaskTruncated:
     needs = frozenset({"truncated"})
 
     def __call__(self, scored: Scored) -> Scored:
-        truncated = scored.truncated
-        if truncated is None:
-            return scored
-        return scored.with_(keep=scored.keep & ~truncated.bool())
+        if scored.truncated is None:
+            raise VariantError("mask_truncated needs `truncated` per row, and none was given")
+        return scored.with_(keep=scored.keep & ~scored.truncated.bool())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import VariantError
-from ..records import TokenBatch, masked_mean
+from ..records import TokenBatch, bounded_exp, masked_mean
 from .base import hook, param
 
 
@@ -46,11 +46,11 @@ class SamplerCorrection:
         difference = ((batch.anchor - batch.rollout_logps) * batch.mask).nan_to_num(nan=0.0)
         if self.mode.startswith("sequence"):
             difference = difference.sum(-1, keepdim=True)
-        ratio = difference.exp()
+        ratio = bounded_exp(difference)
+        low, high = -math.inf if self.min is None else self.min, math.inf if self.max is None else self.max
         if self.mode.endswith("truncate"):
-            return ratio.clamp(min=self.min, max=self.max)
-        outside = (ratio < (-math.inf if self.min is None else self.min)) | (ratio > (math.inf if self.max is None else self.max))
-        return ratio.masked_fill(outside, 0.0)
+            return ratio.clamp(low, high)
+        return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
 
 
 @hook("weight", "off_policy_mask")
@@ -76,7 +76,7 @@ class OffPolicySequenceMask:
 @hook("weight", "entropy_quantile")
 @dataclass(frozen=True)
 class EntropyQuantile:
-    """Keeps the `keep` share of tokens with the highest entropy. Beyond the 80/20 rule (2506.01939) eq. 5.
+    """Keeps the `keep` share of tokens with the highest entropy, (B, T). Beyond the 80/20 rule (2506.01939) eq. 5.
 
     `span="window"` takes the quantile over the whole optimizer window; "micro-batch" is TRL's rule, over the rows that
     happen to be forwarded together on all processes.
@@ -96,7 +96,8 @@ class EntropyQuantile:
     @torch.no_grad()
     def __call__(self, batch: TokenBatch) -> Tensor:
         entropy = batch.need("entropy").detach()
-        everyone = batch.gather(entropy[batch.mask.bool()].float())
+        entropy = entropy if entropy.dtype == torch.float64 else entropy.float()  # torch.quantile takes no half types
+        everyone = batch.gather(entropy[batch.mask.bool()])
         if everyone.numel() == 0:
             return torch.zeros_like(batch.mask)
         threshold = _quantile(everyone, 1 - self.keep)

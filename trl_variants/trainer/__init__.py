@@ -1,6 +1,20 @@
 """The trainer: TRL's GRPOTrainer running a Variant."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .config import VariantGRPOConfig
-from .grpo import VariantGRPOTrainer
+
+if TYPE_CHECKING:
+    from .grpo import VariantGRPOTrainer
 
 __all__ = ["VariantGRPOConfig", "VariantGRPOTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "VariantGRPOTrainer":  # `trl-variants check` reads configurations without TRL's trainer
+        from .grpo import VariantGRPOTrainer
+
+        return VariantGRPOTrainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

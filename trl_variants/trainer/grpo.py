@@ -58,9 +58,10 @@ class VariantGRPOTrainer(SeamTrainer):
         if self.named:
             args = copy.copy(args)
             args.variant = args.variant if getattr(args, "variant", None) is not None else self.variant.to_mapping()
-            self._refuse_errors(args)
+            self._refuse_errors(args, kwargs.get("rollout_func"))
             self._derive_switches(args)
-        _require_prompt(train_dataset, kwargs.get("environment_factory"))
+        for data in (train_dataset, kwargs.get("eval_dataset")):
+            _require_prompt(data, kwargs.get("environment_factory"))
         self.memory = HookMemory(self.variant, args.seed)
         self.book = MetricBook(per_micro_batch=not self.named)
         self.window: Window = None  # type: ignore[assignment]
@@ -79,8 +80,8 @@ class VariantGRPOTrainer(SeamTrainer):
 
     # --- what the run and the variant ask of each other ---------------------------------------------------------
 
-    def _refuse_errors(self, args: Any) -> None:
-        errors = [f for f in check(self.variant, args) if f.level == "error"]
+    def _refuse_errors(self, args: Any, rollout_func: Any) -> None:
+        errors = [f for f in check(self.variant, args, rollout_func=rollout_func) if f.level == "error"]
         if errors:
             raise VariantError("; ".join(f"{f.message} ({f.hint})" if f.hint else f.message for f in errors))
 
@@ -320,5 +321,5 @@ class VariantGRPOTrainer(SeamTrainer):
 
 def _require_prompt(dataset: Any, environment: Any) -> None:
     columns = getattr(dataset, "column_names", None)
-    if columns and environment is None and "prompt" not in columns:
+    if isinstance(columns, list) and environment is None and "prompt" not in columns:
         raise VariantError(f"the data set has no column `prompt` (it has {', '.join(columns)}): rename the one that holds the prompts")

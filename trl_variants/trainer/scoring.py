@@ -82,15 +82,16 @@ def prompt_key(row: dict) -> str:
 
 
 def dead_groups(scored: Scored) -> dict[str, float]:
-    """Shares of groups without any spread in raw reward, split by what the group got right; and unscorable rows."""
+    """Shares of groups without any spread in raw reward, split by what their scorable rows got right; and unscorable rows."""
     raw = weighted_sum(scored.rewards, scored.weights)
     valid = ~torch.isnan(raw)
     index = torch.unique(scored.group, return_inverse=True)[1]
     size = int(index.max()) + 1
     high = torch.full((size,), -torch.inf, device=raw.device).scatter_reduce(0, index[valid], raw[valid].float(), "amax")
     low = torch.full((size,), torch.inf, device=raw.device).scatter_reduce(0, index[valid], raw[valid].float(), "amin")
-    right = torch.ones(size, device=raw.device).scatter_reduce(0, index, scored.correct.float(), "amin") > 0
-    wrong = torch.zeros(size, device=raw.device).scatter_reduce(0, index, scored.correct.float(), "amax") == 0
+    correct = scored.correct[valid].float()
+    right = torch.full((size,), -1.0, device=raw.device).scatter_reduce(0, index[valid], correct, "amin", include_self=False) > 0
+    wrong = torch.full((size,), -1.0, device=raw.device).scatter_reduce(0, index[valid], correct, "amax", include_self=False) == 0
     dead = high - low <= 1e-8  # a group with no scorable row has high - low = -inf
     shares = torch.stack([dead.float().mean(), (dead & right).float().mean(), (dead & wrong).float().mean(), (~valid).float().mean()]).tolist()
     return {"advantage/dead_groups": shares[0], "advantage/dead_all_right": shares[1], "advantage/dead_all_wrong": shares[2],

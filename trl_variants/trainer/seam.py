@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, split_tensor_dict, unsplit_pixel_values_by_grid
 
 from ..errors import RewardError, VariantError
+from .missing import missing_extra, missing_model
 from .sampler import ResumableRepeatSampler
 
 SUPPORTED = ("1.16", "1.17")  # lower bound included, upper excluded
@@ -90,7 +91,14 @@ class SeamTrainer(GRPOTrainer):
         self._reward_matrix: Tensor | None = None
         self._empty_rows: list[int] = []
         self._first_turn = False
-        super().__init__(*args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+        except (OSError, ImportError) as error:
+            given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
+            explained = missing_extra(given) if isinstance(error, ImportError) else missing_model(given)
+            if explained is None:
+                raise
+            raise explained from error
         self.add_callback(_Restore(self))
         keep_4bit_trainable_on_cpu(self.model)
 
@@ -267,9 +275,13 @@ class SeamTrainer(GRPOTrainer):
         """A reward function that never raises: its error waits until every process can raise it."""
 
         def checked(values: Any, rows: int) -> list:
+            if isinstance(values, str) or not isinstance(values, Iterable):
+                raise VariantError(f"it returned {values!r} instead of a list of numbers, one for each completion")
             values = list(values)
             if len(values) != rows:
                 raise VariantError(f"it returned {len(values)} rewards for {rows} completions")
+            if wrong := [v for v in values if isinstance(v, str)]:
+                raise VariantError(f"it returned the text {wrong[0]!r} where a number or None is expected")
             return [torch.nan if v is None else float(v) for v in values]
 
         def report(error: Exception, rows: int) -> list:

@@ -1,0 +1,184 @@
+"""Seeded random windows in float64, and the ways a trainer may cut, permute or pad them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trl_variants import TokenBatch, Variant
+from trl_variants.objective import coefficients, evaluate, with_advantages
+
+NAN = float("nan")
+STATISTICS = ("logps", "entropy")
+# what from_tensors takes per token, and what it is padded with
+PER_TOKEN = ("logps", "old_logps", "ref_logps", "rollout_logps", "entropy", "mask")
+PER_ROW = ("rewards", "group", "correct", "truncated")
+
+
+def inputs(seed: int = 0, width: int = 7, groups: Sequence[int] = (4, 3, 1, 3, 2)) -> dict[str, Any]:
+    """Keyword arguments of `TokenBatch.from_tensors` for a hard window.
+
+    Ragged groups in random row order; group 1 is dead (equal rewards), group 2 a singleton; random lengths
+    with tool tokens masked inside; one row is all masked, one has NaN for every reward and one for only one
+    of them; two rows are truncated. The sampler's log-probs are NaN where nothing was trained on and on one
+    trained token.
+    """
+    g = torch.Generator().manual_seed(seed)
+    rand = lambda *shape: torch.rand(*shape, generator=g, dtype=torch.float64)  # noqa: E731
+    normal = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
+    group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups))
+    rows = len(group)
+    length = torch.randint(2, width + 1, (rows,), generator=g)
+    mask = (torch.arange(width) < length[:, None]).double()
+    tool = (rand(rows, width) < 0.2) & (torch.arange(width) > 0) & (torch.arange(width) < length[:, None] - 1)
+    mask[tool] = 0.0
+    rewards = torch.stack([(rand(rows) < 0.5).double(), rand(rows)], 1)
+    rewards[group == 0, 0] = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)[: groups[0]]
+    rewards[group == 1] = torch.tensor([1.0, 0.25], dtype=torch.float64)
+    first = lambda label: int((group == label).nonzero()[0])  # noqa: E731
+    rewards[first(3)] = NAN
+    rewards[first(0) + 1, 1] = NAN
+    mask[first(0) + 2] = 0.0
+    truncated = torch.zeros(rows, dtype=torch.bool)
+    truncated[[first(0) + 3, first(3) + 1]] = True
+    logps = -rand(rows, width) * 2 - 0.05
+    old = logps + 0.25 * normal(rows, width)
+    rollout = old + 0.2 * normal(rows, width)
+    rollout[mask == 0] = NAN
+    rollout[first(4), 0] = NAN
+    order = torch.randperm(rows, generator=g)
+    out = {
+        "logps": logps,
+        "old_logps": old,
+        "ref_logps": logps + 0.3 * normal(rows, width),
+        "rollout_logps": rollout,
+        "entropy": rand(rows, width) * 2 + 0.01,
+        "mask": mask,
+        "rewards": rewards,
+        "group": group * 3 + 1,
+        "correct": rewards[:, 0] > 0.5,
+        "truncated": truncated,
+    }
+    return {k: v[order] for k, v in out.items()} | {
+        "max_completion_length": 11,
+        "reward_weights": torch.tensor([1.0, 0.5], dtype=torch.float64),
+    }
+
+
+def build(given: dict[str, Any], **changes: Any) -> TokenBatch:
+    """A window whose log-probs and entropy are leaves that require grad."""
+    given = {k: v for k, v in {**given, **changes}.items() if v is not None}
+    for name in STATISTICS:
+        if name in given:
+            given[name] = given[name].clone().requires_grad_()
+    return TokenBatch.from_tensors(**given)
+
+
+def leaves_of(batch: TokenBatch) -> dict[str, Tensor]:
+    return {n: getattr(batch, n) for n in STATISTICS if getattr(batch, n) is not None}
+
+
+def gradient(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """{statistic: dloss/dstatistic}, zeros where the loss does not depend on it."""
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, retain_graph=True)
+    return {
+        n: torch.zeros_like(x) if d is None else d for (n, x), d in zip(leaves.items(), found, strict=True)
+    }
+
+
+def run(variant: Variant, given: dict[str, Any], **changes: Any):
+    """(Loss, {statistic: gradient}) of the whole window, by the direct path."""
+    batch = build(given, **changes)
+    loss = variant.loss(batch)
+    return loss, gradient(loss.loss, leaves_of(batch))
+
+
+def split(whole: TokenBatch, parts: Iterable[Sequence[int]]) -> list[TokenBatch]:
+    """Cuts a window (advantages filled in) as a trainer would: rows are local, totals the window's."""
+    parts = [list(p) for p in parts]
+    rows = len(whole.mask)
+    assert sorted(i for p in parts for i in p) == list(range(rows)), "every row is in exactly one part"
+    window = replace(whole.window, micro_batches=float(len(parts)))
+    cut = []
+    for part in parts:
+        index = torch.tensor(part, dtype=torch.long)
+        own = {
+            f.name: v[index]
+            for f in fields(whole)
+            if isinstance(v := getattr(whole, f.name), Tensor) and len(v) == rows
+        }
+        own["extra"] = {k: v[index] if len(v) == rows else v for k, v in whole.extra.items()}
+        own["micro_tokens"] = own["mask"].sum().expand(len(part))
+        cut.append(replace(whole, **own, window=window, whole=False, scored=None))
+    return cut
+
+
+def random_parts(rows: int, count: int, seed: int) -> list[list[int]]:
+    """Rows dealt to `count` non-empty parts of random sizes, in random order."""
+    g = torch.Generator().manual_seed(seed)
+    order = torch.randperm(rows, generator=g).tolist()
+    cuts = sorted((torch.randperm(rows - 1, generator=g)[: count - 1] + 1).tolist())
+    return [order[a:b] for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]
+
+
+def by_parts(variant: Variant, given: dict[str, Any], parts: Iterable[Sequence[int]], states=None):
+    """(sum of the parts' losses, {statistic: gradient of that sum}): what one optimizer step accumulates."""
+    whole = build(given)
+    pieces = split(with_advantages(variant, whole, states), parts)
+    total = torch.stack([evaluate(variant, p, states).loss for p in pieces]).sum()
+    return total, gradient(total, leaves_of(whole))
+
+
+def by_coefficients(variant: Variant, given: dict[str, Any], states=None):
+    """(loss, {statistic: gradient}) by the one window objective."""
+    loss, c = coefficients(variant, with_advantages(variant, build(given), states), states)
+    return loss.loss, c
+
+
+def permuted(given: dict[str, Any], order: Tensor) -> dict[str, Any]:
+    return {k: v[order] if k in PER_TOKEN + PER_ROW else v for k, v in given.items()}
+
+
+def padded(given: dict[str, Any], left: int, right: int, value: float = 0.0) -> dict[str, Any]:
+    """Further masked columns on both sides, filled with `value`."""
+    out = dict(given)
+    for name in PER_TOKEN:
+        if name in out:
+            out[name] = torch.nn.functional.pad(
+                out[name], (left, right), value=0.0 if name == "mask" else value
+            )
+    return out
+
+
+def with_empty_rows(given: dict[str, Any], count: int) -> dict[str, Any]:
+    """Further rows without a trained token: own groups, no reward, so that no baseline sees them."""
+    out = dict(given)
+    for name in PER_TOKEN:
+        out[name] = torch.cat([out[name], torch.zeros(count, out[name].shape[1], dtype=out[name].dtype)])
+    out["rewards"] = torch.cat(
+        [out["rewards"], torch.full((count, out["rewards"].shape[1]), NAN, dtype=torch.float64)]
+    )
+    out["group"] = torch.cat([out["group"], 1000 + torch.arange(count)])
+    out["correct"] = torch.cat([out["correct"], torch.zeros(count, dtype=torch.bool)])
+    out["truncated"] = torch.cat([out["truncated"], torch.zeros(count, dtype=torch.bool)])
+    return out
+
+
+def assert_close(got: Any, wanted: Any, what: str = "", atol: float = 1e-11) -> None:
+    """Equal to float64 rounding; says which tensor differs."""
+    if isinstance(wanted, dict):
+        assert got.keys() == wanted.keys()
+        for name in wanted:
+            assert_close(got[name], wanted[name], f"{what} {name}", atol)
+        return
+    torch.testing.assert_close(
+        torch.as_tensor(got, dtype=torch.float64).detach(),
+        torch.as_tensor(wanted, dtype=torch.float64).detach(),
+        rtol=1e-9,
+        atol=atol,
+        msg=lambda m: f"{what}: {m}",
+    )

@@ -1,0 +1,52 @@
+"""What a recipe may say beside the fields of VariantGRPOConfig: task, model, data, rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trl import ModelConfig
+
+
+@dataclass
+class RecipeArguments:
+    """Fields of a recipe that no trainer config has: top-level YAML keys and command-line options."""
+
+    task: dict | str | None = field(
+        default=None,
+        metadata={"help": "Built-in task: a name, or a mapping with `name` and the task's parameters."},
+    )
+    model: str | None = field(
+        default=None,
+        metadata={"help": "Model folder, Hub id or `smollm2`. Default: the task's own model."},
+    )
+    dataset_name: str | None = field(
+        default=None,
+        metadata={"help": "Hub id, folder, or a .json/.jsonl/.csv/.parquet file with a `prompt` column."},
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration name of the dataset."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_test_split: str = field(
+        default="test", metadata={"help": "Split for evaluation, where it exists."}
+    )
+    reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Reward functions: names of TRL's own or dotted import paths. Default: the task's."
+        },
+    )
+    num_threads: int | None = field(
+        default=None,
+        metadata={
+            "help": "Torch CPU threads. A tiny model is often fastest with 1. Default: torch's choice."
+        },
+    )
+
+
+@dataclass
+class ModelArguments(ModelConfig):
+    """TRL's ModelConfig, except that LoRA dropout is off: with dropout the on-policy ratio is not 1."""
+
+    lora_dropout: float = field(
+        default=0.0,
+        metadata={"help": "LoRA dropout. 0 unlike TRL's 0.05: with dropout the on-policy ratio is not 1."},
+    )

@@ -1,0 +1,145 @@
+"""`trl-variants train RECIPE.yaml`: accuracy, training, accuracy, run folder, table."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..errors import VariantError
+from . import recipe as recipes
+from .check import findings
+
+HELP = """usage: trl-variants train RECIPE.yaml [--any.override VALUE ...] [--resume]
+
+  --variant gspo                       another method
+  --hooks.clip.ppo.eps_high 0.3        one seam's hook and its parameters
+  --max_steps 20 --learning_rate 1e-4  any field of VariantGRPOConfig (TRL's GRPOConfig)
+  --use_peft --lora_r 16               any field of TRL's ModelConfig
+  --resume                             continue from the last checkpoint in output_dir
+
+Fields of a recipe that no config has:
+"""
+
+
+def run(words: list[str]) -> int:
+    """Trains a recipe and returns 0. Raises VariantError for a mistake in it."""
+    if "-h" in words or "--help" in words:
+        print(HELP + _own_fields())
+        return 0
+    resume = "--resume" in words
+    path, overrides = recipes.take_recipe([word for word in words if word != "--resume"], "train")
+    train(recipes.load(path, overrides), resume=resume)
+    return 0
+
+
+def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | None = None) -> dict[str, Any]:
+    """Runs a recipe from data to run folder and returns what `result.json` holds."""
+    console = console or Console()
+    chosen = _composition(spec, console)
+    checkpoint = _checkpoint(spec, resume)
+
+    import torch
+    from transformers import set_seed
+
+    from ..report import LiveCurve, before_after_table, write_result
+    from . import sources
+
+    if spec.recipe.num_threads:
+        torch.set_num_threads(spec.recipe.num_threads)
+    set_seed(spec.config.seed)
+    data = sources.load_data(spec)
+    model, tokenizer = sources.load_model(spec, data)
+    trainer = sources.build_trainer(spec, data, model, tokenizer)
+    main_process = trainer.is_world_process_zero()
+    curve = LiveCurve(console=console).attach(trainer)
+
+    before = data.accuracy(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
+    if before is not None and main_process:
+        console.print(f"accuracy before: {before:.3f}", highlight=False)
+    started = time.perf_counter()
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    finally:
+        curve.close()
+    seconds = time.perf_counter() - started
+    after = data.accuracy(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
+
+    history = trainer.state.log_history
+    result = {
+        "accuracy_before": before,
+        "accuracy_after": after,
+        "train_seconds": round(seconds, 2),
+        "steps": trainer.state.global_step,
+        "variant": chosen.name if chosen is not None else None,
+        **_rewards(history),
+        "seed": spec.config.seed,
+        "recipe": spec.path,
+        "task": data.name,
+        "model": data.model_label,
+        "device": str(trainer.accelerator.device),
+        "processes": trainer.accelerator.num_processes,
+        "threads": torch.get_num_threads(),
+        "resumed_from": checkpoint,
+        "settings": spec.mapping,
+    }
+    trainer.save_model(spec.config.output_dir)
+    if main_process:
+        composition = chosen.describe() if chosen is not None else None
+        write_result(spec.config.output_dir, result, history=history, composition=composition)
+        console.print(before_after_table(result))
+        console.print(f"run folder: {spec.config.output_dir}", highlight=False, soft_wrap=True)
+    if spec.config.push_to_hub:
+        trainer.push_to_hub(dataset_name=spec.recipe.dataset_name)
+    if hasattr(trainer, "end"):
+        trainer.end()
+    return result
+
+
+def _composition(spec: recipes.RunSpec, console: Console) -> Any:
+    """Returns the run's Variant after its findings were shown. Raises VariantError where one is an error."""
+    chosen, found = findings(spec)
+    if spec.config.process_index == 0:
+        for finding in found:
+            if finding.level != "error":
+                console.print(str(finding), style="yellow", markup=False, highlight=False, soft_wrap=True)
+    errors = [f"{f.message} ({f.hint})" if f.hint else f.message for f in found if f.level == "error"]
+    if errors:
+        raise VariantError("; ".join(errors))
+    return chosen
+
+
+def _checkpoint(spec: recipes.RunSpec, resume: bool) -> str | None:
+    """Returns the checkpoint folder to resume from, if any. Raises VariantError where --resume finds none."""
+    asked = spec.config.resume_from_checkpoint
+    if not resume and asked not in ("true", "True", True):
+        return asked
+    folder = Path(spec.config.output_dir)
+    numbered = [
+        (int(found[1]), str(child))
+        for child in (folder.iterdir() if folder.is_dir() else ())
+        if child.is_dir() and (found := re.fullmatch(r"checkpoint-(\d+)", child.name))
+    ]
+    if not numbered:
+        raise VariantError(f"no checkpoint to resume from in {folder}; train without --resume")
+    return max(numbered)[1]
+
+
+def _rewards(history: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns the mean reward over the first and the last tenth of the logs, {} where none was logged."""
+    values = [row["reward"] for row in history if row.get("reward") is not None]
+    if not values:
+        return {}
+    n = max(1, len(values) // 10)
+    return {"reward_first": sum(values[:n]) / n, "reward_last": sum(values[-n:]) / n}
+
+
+def _own_fields() -> str:
+    from dataclasses import fields
+
+    from .arguments import RecipeArguments
+
+    return "".join(f"  {f.name:<21}{f.metadata['help']}\n" for f in fields(RecipeArguments))

@@ -1,0 +1,17 @@
+"""Tasks: data, rewards, default model and held-out accuracy, by name."""
+
+from trl_variants.tasks import arithmetic, gym
+from trl_variants.tasks.arithmetic import tiny_model_path
+from trl_variants.tasks.base import Task, load_task, register_task, task_names
+from trl_variants.tasks.smollm2 import smollm2_path
+
+__all__ = [
+    "Task",
+    "arithmetic",
+    "gym",
+    "load_task",
+    "register_task",
+    "smollm2_path",
+    "task_names",
+    "tiny_model_path",
+]
