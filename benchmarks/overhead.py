@@ -63,8 +63,17 @@ class Meter:
 
 def model() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=8192, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0, eos_token_id=1)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
     return LlamaForCausalLM(config)
 
 
@@ -73,18 +82,33 @@ def reward(completion_ids: list, **_: Any) -> list[float]:
 
 
 def train(kind: str, steps: int, name: str, folder: str) -> tuple[float, Meter]:
-    """One run; returns CPU seconds a step (its first step left out: it warms up and holds the self-test) and the meter."""
+    """One run; returns CPU seconds a step (its first step left out: it warms up and holds the self-test) and the
+    meter."""
     own = kind != "TRL"
     config = (VariantGRPOConfig if own else GRPOConfig)(
-        output_dir=folder, use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=False, disable_tqdm=True, logging_steps=1,
-        per_device_train_batch_size=8, gradient_accumulation_steps=4, steps_per_generation=4, num_iterations=2, num_generations=8,
-        max_completion_length=48, max_steps=steps + 1, save_strategy="no", learning_rate=1e-4,
+        output_dir=folder,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        logging_steps=1,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=4,
+        steps_per_generation=4,
+        num_iterations=2,
+        num_generations=8,
+        max_completion_length=48,
+        max_steps=steps + 1,
+        save_strategy="no",
+        learning_rate=1e-4,
         **({"variant": name} if kind == COLUMNS[2] else {}),
-    )  # fmt: skip
+    )
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_path())
     data = Dataset.from_list([{"prompt": f"{a}+{b}="} for a in range(8) for b in range(8)])
-    trainer = (VariantGRPOTrainer if own else GRPOTrainer)(model=model(), reward_funcs=reward, args=config, train_dataset=data,
-                                                           processing_class=tokenizer)  # fmt: skip
+    trainer = (VariantGRPOTrainer if own else GRPOTrainer)(
+        model=model(), reward_funcs=reward, args=config, train_dataset=data, processing_class=tokenizer
+    )
     meter, marks = Meter(), []
     trainer.model.model.register_forward_pre_hook(meter.on_forward, with_kwargs=True)
 
@@ -96,7 +120,16 @@ def train(kind: str, steps: int, name: str, folder: str) -> tuple[float, Meter]:
                 meter.hook_seconds = 0.0
 
     trainer.add_callback(Clock())
-    names = ("evaluate", "coefficients", "score", "advantages", "build_scored", "count_window", "dead_groups", "token_batch")
+    names = (
+        "evaluate",
+        "coefficients",
+        "score",
+        "advantages",
+        "build_scored",
+        "count_window",
+        "dead_groups",
+        "token_batch",
+    )
     stock = {n: getattr(grpo, n) for n in names}
     try:
         if own:
@@ -114,7 +147,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps measured per run, besides one to warm up")
-    parser.add_argument("--variant", default="dapo", help="a variant without a reference model, so that the work is the same")
+    parser.add_argument(
+        "--variant", default="dapo", help="a variant without a reference model, so that the work is the same"
+    )
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -140,7 +175,11 @@ def main() -> int:
     table.add_row("CPU seconds, median", *(f"{statistics.median(seconds[c]):.3f}" for c in COLUMNS))
     spread = lambda r: f"{statistics.median(r):.3f} ({min(r):.3f} to {max(r):.3f})"  # noqa: E731
     table.add_row("ratio to TRL, median (range)", "1", *(spread(ratios[c]) for c in COLUMNS[1:]))
-    table.add_row("of it in hooks, totals and metrics", "", *(f"{100 * statistics.median(hook_share[c]):.2f} %" for c in COLUMNS[1:]))
+    table.add_row(
+        "of it in hooks, totals and metrics",
+        "",
+        *(f"{100 * statistics.median(hook_share[c]):.2f} %" for c in COLUMNS[1:]),
+    )
     Console(width=110).print(table)
     work = {(meters[c].forwards, meters[c].tokens) for c in COLUMNS}
     broken = [] if len(work) == 1 else ["forwards or tokens differ"]

@@ -22,9 +22,24 @@ except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0.0.0"
 
 __all__ = [
-    "About", "Finding", "RewardError", "Run", "Schedule", "Scored", "TokenBatch", "Variant", "VariantError",
-    "VariantGRPOConfig", "VariantGRPOTrainer", "Window", "check", "diff", "hook", "variant", "variants",
-]  # fmt: skip
+    "About",
+    "Finding",
+    "RewardError",
+    "Run",
+    "Schedule",
+    "Scored",
+    "TokenBatch",
+    "Variant",
+    "VariantError",
+    "VariantGRPOConfig",
+    "VariantGRPOTrainer",
+    "Window",
+    "check",
+    "diff",
+    "hook",
+    "variant",
+    "variants",
+]
 
 _TRAINER = ("VariantGRPOConfig", "VariantGRPOTrainer")
 

@@ -1,4 +1,5 @@
-"""Findings before anything loads: contradictions and missing needs are errors, couplings known to misbehave warnings."""
+"""Findings before anything loads: contradictions and missing needs are errors, couplings known to misbehave
+warnings."""
 
 from __future__ import annotations
 
@@ -43,41 +44,74 @@ def _couplings(v: Variant) -> list[Finding]:
     ratio, clip, aggregate = v.ratio.hook_name, v.clip.hook_name, v.aggregate.hook_name
     corrections = [w for w in v.weight if getattr(w, "corrects_sampler", False)]
     if len(corrections) > 1:
-        error("two weight hooks correct the sampler mismatch, so it is corrected twice", "keep one sampler_correction")
+        error(
+            "two weight hooks correct the sampler mismatch, so it is corrected twice",
+            "keep one sampler_correction",
+        )
     if corrections and getattr(v.clip, "sampler", None):
-        error(f"clip {clip} folds the sampler correction in and a weight hook multiplies it again", "drop the weight hook")
+        error(
+            f"clip {clip} folds the sampler correction in and a weight hook multiplies it again",
+            "drop the weight hook",
+        )
     if corrections and getattr(v.ratio, "anchor", "old") == "rollout":
-        error("the ratio is anchored to the rollout policy and a weight hook corrects the sampler again",
-              "use ratio anchor 'old' with the correction, or drop the correction")  # fmt: skip
+        error(
+            "the ratio is anchored to the rollout policy and a weight hook corrects the sampler again",
+            "use ratio anchor 'old' with the correction, or drop the correction",
+        )
     spans = {h.span for _, h in v.hooks() if h.span == "micro-batch"}
     if spans and v.scope == "window":
-        error("a hook with span 'micro-batch' cannot be combined with one that needs the whole window",
-              "set every span to 'window'")  # fmt: skip
+        error(
+            "a hook with span 'micro-batch' cannot be combined with one that needs the whole window",
+            "set every span to 'window'",
+        )
     for i, h in enumerate(v.rewards):
         per_token = h.hook_name == "kl_in_reward" and h.level == "token"
         if per_token and "tokens" not in v.advantage.needs:
-            error(f"advantage {v.advantage.hook_name} reads one reward per answer, so the per-token KL penalty is ignored",
-                  "kl_in_reward.level: sequence, or advantage: token_whitened")  # fmt: skip
+            error(
+                f"advantage {v.advantage.hook_name} reads one reward per answer and ignores the per-token KL penalty",
+                "kl_in_reward.level: sequence, or advantage: token_whitened",
+            )
         if per_token and any(later.hook_name == "clip_reward" for later in v.rewards[i + 1 :]):
             error("clip_reward after a per-token KL penalty is ignored", "clip_reward first")
         if h.hook_name in ("kl_in_reward", "clip_reward") and v.advantage.hook_name == "normalize_each":
-            error(f"advantage normalize_each reads the single reward functions, so {h.hook_name} is ignored", "advantage: grouped")
+            error(
+                f"advantage normalize_each reads the single reward functions, so {h.hook_name} is ignored",
+                "advantage: grouped",
+            )
     if clip == "geometric_mean" and ratio != "token":
         error(f"clip geometric_mean needs a token ratio, and the ratio is {ratio}", "ratio: token")
     if clip == "ppo" and ratio == "token" and max(_high(v.clip), _low(v.clip)) < 0.01:
-        warn(f"a clip range of {_high(v.clip)} is a sequence-ratio range; on a token ratio it clips almost every token", "eps about 0.2")
+        warn(
+            f"a clip range of {_high(v.clip)} is a sequence-ratio range; on a token ratio it clips almost every token",
+            "eps about 0.2",
+        )
     if clip == "ppo" and ratio in ("sequence", "sequence_token") and _high(v.clip) >= 0.1:
-        warn(f"a clip range of {_high(v.clip)} never acts on a length-normalised sequence ratio", "GSPO uses 3e-4 and 4e-4")
+        warn(
+            f"a clip range of {_high(v.clip)} never acts on a length-normalised sequence ratio",
+            "GSPO uses 3e-4 and 4e-4",
+        )
     if ratio in ("sequence", "sequence_token") and aggregate in ("token_mean", "constant"):
-        warn("a sequence ratio under token aggregation weights answers by their length", "aggregate: sequence_mean")
+        warn(
+            "a sequence ratio under token aggregation weights answers by their length",
+            "aggregate: sequence_mean",
+        )
     if ratio == "product" and aggregate != "sequence_mean":
-        warn("a product ratio is one action per answer; other aggregations repeat it on every token", "aggregate: sequence_mean")
+        warn(
+            "a product ratio is one action per answer; other aggregations repeat it on every token",
+            "aggregate: sequence_mean",
+        )
     if clip == "ppo" and ratio == "on_policy":
         warn("the clip can never act: the ratio is 1 by definition", "clip: none")
     if v.advantage.hook_name == "token_whitened" and ratio in ("sequence", "product"):
-        warn("token advantages meet a per-sequence ratio: every token's advantage is multiplied by the same ratio", "ratio: sequence_token")
+        warn(
+            "token advantages meet a per-sequence ratio: every token's advantage is multiplied by the same ratio",
+            "ratio: sequence_token",
+        )
     if v.credit and ratio in ("sequence", "product"):
-        warn("credit hooks make token advantages, which a per-sequence ratio cannot tell apart", "ratio: sequence_token")
+        warn(
+            "credit hooks make token advantages, which a per-sequence ratio cannot tell apart",
+            "ratio: sequence_token",
+        )
     return found
 
 
@@ -93,12 +127,20 @@ def _contradictions(config: Any) -> list[Finding]:
     """A TRL setting that a hook replaces must stay at its default when a variant is named."""
     if getattr(config, "variant", None) is None and not getattr(config, "hooks", None):
         return []
-    defaults = {f.name: f.default for f in fields(type(config))} if hasattr(type(config), "__dataclass_fields__") else {}
+    defaults = (
+        {f.name: f.default for f in fields(type(config))} if hasattr(type(config), "__dataclass_fields__") else {}
+    )
     found = []
     for name, instead in SETTINGS.items():
         value = getattr(config, name, None)
         if name in defaults and value != defaults[name]:
-            found.append(Finding("error", f"{name}={value!r} has no effect when a variant is named", f"set {instead} instead"))
+            found.append(
+                Finding(
+                    "error",
+                    f"{name}={value!r} has no effect when a variant is named",
+                    f"set {instead} instead",
+                )
+            )
     return found
 
 
@@ -106,18 +148,44 @@ def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
     found = []
     reported = config.use_vllm or rollout_func is not None
     if "rollout_logps" in v.needs and not reported and not any(getattr(w, "corrects_sampler", False) for w in v.weight):
-        found.append(Finding("error", f"{v.name} needs the sampler's own log-probs, which only vLLM or a rollout_func reports",
-                             "use_vllm: true"))  # fmt: skip
-    for need, what in (("teacher_logps", "a teacher"), ("values", "a critic"), ("distribution", "full distributions")):
+        found.append(
+            Finding(
+                "error",
+                f"{v.name} needs the sampler's own log-probs, which only vLLM or a rollout_func reports",
+                "use_vllm: true",
+            )
+        )
+    for need, what in (
+        ("teacher_logps", "a teacher"),
+        ("values", "a critic"),
+        ("distribution", "full distributions"),
+    ):
         if need in v.needs:
-            found.append(Finding("error", f"{v.name} needs {what}, which this trainer does not give yet", "see `trl-variants list`"))
+            found.append(
+                Finding(
+                    "error",
+                    f"{v.name} needs {what}, which this trainer does not give yet",
+                    "see `trl-variants list`",
+                )
+            )
     window = config.gradient_accumulation_steps
     cycle = (config.steps_per_generation or window) * config.num_iterations
     if window % cycle == 0 and v.clip.hook_name in ("ppo", "geometric_mean", "sapo"):
-        found.append(Finding("warning", f"every update is on-policy, so the ratio is 1 and clip {v.clip.hook_name} never acts", ON_POLICY_HINT))
+        found.append(
+            Finding(
+                "warning",
+                f"every update is on-policy, so the ratio is 1 and clip {v.clip.hook_name} never acts",
+                ON_POLICY_HINT,
+            )
+        )
     if window % cycle and v.ratio.hook_name == "on_policy":
-        found.append(Finding("warning", "rollouts are used for several updates and the ratio is 1 by definition, so later ones are biased",
-                             "num_iterations: 1, or ratio: token"))  # fmt: skip
+        found.append(
+            Finding(
+                "warning",
+                "rollouts are used for several updates and the ratio is 1 by definition, so later ones are biased",
+                "num_iterations: 1, or ratio: token",
+            )
+        )
     if getattr(config, "router_aux_loss_coef", None):
         found.append(Finding("warning", "the MoE auxiliary loss is computed per micro-batch and depends on the split"))
     return found
@@ -126,8 +194,19 @@ def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
 def _batch(config: Any) -> list[Finding]:
     found = []
     if config.num_generations < 2:
-        found.append(Finding("error", f"num_generations={config.num_generations}: a group needs at least two completions", "num_generations: 8"))
+        found.append(
+            Finding(
+                "error",
+                f"num_generations={config.num_generations}: a group needs at least two completions",
+                "num_generations: 8",
+            )
+        )
     size = config.generation_batch_size
     if size and config.num_generations and size % config.num_generations:
-        found.append(Finding("error", f"the generation batch of {size} rows is not a multiple of num_generations={config.num_generations}"))
+        found.append(
+            Finding(
+                "error",
+                f"the generation batch of {size} rows is not a multiple of num_generations={config.num_generations}",
+            )
+        )
     return found

@@ -1,9 +1,9 @@
 """A Variant: one hook (or several) for every seam. Lookup, editing, parsing and printing.
 
-    variant("dapo")                                     # from the catalog
-    variant("dapo", clip=PPOClip(eps_high=0.3))         # edit a seam; also clip="sapo" or clip={"ppo": {...}}
-    a.with_(ratio=b.ratio)                              # combine two
-    variant({"name": "dapo", "clip": {"ppo": {...}}})   # the same in YAML
+variant("dapo")                                     # from the catalog
+variant("dapo", clip=PPOClip(eps_high=0.3))         # edit a seam; also clip="sapo" or clip={"ppo": {...}}
+a.with_(ratio=b.ratio)                              # combine two
+variant({"name": "dapo", "clip": {"ppo": {...}}})   # the same in YAML
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class Variant:
         return {path: h for path, h in self.hooks() if is_stateful(h)}
 
     def to_mapping(self) -> dict[str, Any]:
-        """The YAML form, which `variant(...)` reads back to an equal value. Every seam that holds something is named."""
+        """The YAML form, which `variant(...)` reads back to an equal value. Every seam that holds something is
+        named."""
         out: dict[str, Any] = {"name": self.name}
         for seam in SEAMS:
             here = getattr(self, seam)
@@ -125,7 +126,8 @@ class Variant:
         """The loss of a whole window (see `TokenBatch.from_tensors`); fills in advantages where none are given.
 
         Returns:
-            `Loss` with `loss` (scalar with gradient), `advantage`, `log_ratio`, `objective`, `clipped`, `terms`, `metrics`.
+            `Loss` with `loss` (scalar with gradient), `advantage`, `log_ratio`, `objective`, `clipped`, `terms`,
+            `metrics`.
         """
         from .objective import evaluate, with_advantages
 
@@ -139,7 +141,8 @@ class Variant:
 
     @classmethod
     def from_config(cls, config: Any) -> Variant:
-        """TRL's own settings (a GRPOConfig) as a Variant, with TRL's rules: what its trainer computes, step for step."""
+        """TRL's own settings (a GRPOConfig) as a Variant, with TRL's rules: what its trainer computes, step for
+        step."""
         from .parity import from_config
 
         return from_config(config)
@@ -153,7 +156,9 @@ def _field_of(seam: str) -> str:
     try:
         return seam_name(seam)
     except VariantError:
-        raise VariantError(f"a variant has no seam {seam!r}{did_you_mean(seam, known)}; the seams are {', '.join(SEAMS)}") from None
+        raise VariantError(
+            f"a variant has no seam {seam!r}{did_you_mean(seam, known)}; the seams are {', '.join(SEAMS)}"
+        ) from None
 
 
 def variant(spec: str | Mapping[str, Any] | Variant, **edits: Any) -> Variant:

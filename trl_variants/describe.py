@@ -43,8 +43,17 @@ def describe(v: Variant) -> str:
     lines = [v.name + (f": {about.title}" if about else "")]
     if about:
         where = f"{about.paper_url}" if about.paper else "no paper"
-        lines += [f"  {about.idea}", f"  kind {about.kind}, side {about.side}, family {about.family}; {where}"]
-    lines += ["", f"  {objective_line(v)}", f"  with {math_of(v.ratio)}", f"       {math_of(v.advantage)}", ""]
+        lines += [
+            f"  {about.idea}",
+            f"  kind {about.kind}, side {about.side}, family {about.family}; {where}",
+        ]
+    lines += [
+        "",
+        f"  {objective_line(v)}",
+        f"  with {math_of(v.ratio)}",
+        f"       {math_of(v.advantage)}",
+        "",
+    ]
     for seam in SEAMS:
         here = getattr(v, seam)
         for h in [here] if seam in SINGLE else here:

@@ -62,7 +62,14 @@ def call(h: Any, *args: Any, path: str, states: States | None, rngs: Generators 
     return h(*args, **extra)
 
 
-def score(variant: Variant, scored: Scored, states: States | None = None, rngs: Generators | None = None, *, selecting: bool = True) -> Scored:
+def score(
+    variant: Variant,
+    scored: Scored,
+    states: States | None = None,
+    rngs: Generators | None = None,
+    *,
+    selecting: bool = True,
+) -> Scored:
     """Runs the rewards and select hooks. Returns the narrowed record; `selecting=False` in evaluation."""
     for path, h in ((p, at(h, scored.progress)) for p, h in variant.hooks()):
         if path.startswith("rewards."):
@@ -79,12 +86,16 @@ def score(variant: Variant, scored: Scored, states: States | None = None, rngs: 
     return scored
 
 
-def advantages(variant: Variant, scored: Scored, states: States | None = None, rngs: Generators | None = None) -> Tensor:
+def advantages(
+    variant: Variant, scored: Scored, states: States | None = None, rngs: Generators | None = None
+) -> Tensor:
     """(N,) or (N, T) advantages of a scored generation; rows without a reward are 0, never NaN."""
     h = at(variant.advantage, scored.progress)
     advantage = call(h, scored, path="advantage", states=states, rngs=rngs)
     scorable = ~torch.isnan(scored.reward)
-    return torch.where(column(scorable).expand_as(column(advantage)), column(advantage).nan_to_num(nan=0.0), 0.0).reshape(advantage.shape)
+    return torch.where(
+        column(scorable).expand_as(column(advantage)), column(advantage).nan_to_num(nan=0.0), 0.0
+    ).reshape(advantage.shape)
 
 
 def with_advantages(variant: Variant, batch: TokenBatch, states: States | None = None) -> TokenBatch:
@@ -162,7 +173,9 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
     return Loss(loss, advantage, log_ratio, objective, clipped.clipped, terms, parts, stats)
 
 
-def coefficients(variant: Variant, batch: TokenBatch, states: States | None = None, rngs: Generators | None = None) -> tuple[Loss, dict[str, Tensor]]:
+def coefficients(
+    variant: Variant, batch: TokenBatch, states: States | None = None, rngs: Generators | None = None
+) -> tuple[Loss, dict[str, Tensor]]:
     """The one window objective: evaluates the whole window once and returns (loss, {statistic: dL/d(statistic)}).
 
     `batch.whole` must hold. Statistics are `logps` and, where given, `entropy`, (N, T) each.
@@ -175,7 +188,9 @@ def coefficients(variant: Variant, batch: TokenBatch, states: States | None = No
     with torch.enable_grad():
         loss = evaluate(variant, replace(batch, **leaves), states, rngs)  # type: ignore[arg-type]
         grads = torch.autograd.grad(loss.loss, list(leaves.values()), allow_unused=True)
-    return loss, {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(leaves.items(), grads, strict=True)}
+    return loss, {
+        name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(leaves.items(), grads, strict=True)
+    }
 
 
 def _clip_metrics(clipped: Clipped, mask: Tensor) -> dict[str, Metric]:
@@ -192,6 +207,7 @@ def _clip_metrics(clipped: Clipped, mask: Tensor) -> dict[str, Metric]:
 
 
 def _ratio_metrics(log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
-    """Always on: mean ratio, and the effective sample size over tokens, (sum r)^2 / (n sum r^2), from its two moments."""
+    """Always on: mean ratio, and the effective sample size over tokens, (sum r)^2 / (n sum r^2), from its two
+    moments."""
     ratio = bounded_exp(log_ratio)
     return {"ratio/mean": Mean.over(ratio, mask), "ratio/second_moment": Mean.over(ratio**2, mask)}

@@ -1,6 +1,7 @@
 """TRL's own settings as a Variant: what trl.GRPOTrainer computes, rule for rule.
 
-Where TRL's rule depends on how a batch is split (bnpo, entropy bonus, entropy quantile) or averages per generation batch
+Where TRL's rule depends on how a batch is split (bnpo, entropy bonus, entropy quantile) or averages per generation
+batch
 (dapo's denominator), the hook's `span` says so. `SETTINGS` also tells which hook parameter replaces which setting.
 """
 
@@ -56,8 +57,13 @@ def sampler_correction(config: Any) -> dict[str, Any] | None:
     """TRL's vLLM correction as a weight hook's spec; None when the run has none."""
     if not (config.use_vllm and config.vllm_importance_sampling_correction):
         return None
-    return {"sampler_correction": {"mode": config.vllm_importance_sampling_mode, "min": config.vllm_importance_sampling_clip_min,
-                                   "max": config.vllm_importance_sampling_clip_max}}  # fmt: skip
+    return {
+        "sampler_correction": {
+            "mode": config.vllm_importance_sampling_mode,
+            "min": config.vllm_importance_sampling_clip_min,
+            "max": config.vllm_importance_sampling_clip_max,
+        }
+    }
 
 
 def from_config(config: Any) -> Variant:
@@ -93,7 +99,9 @@ def from_config(config: Any) -> Variant:
 
 def _ratio(config: Any) -> str:
     if config.importance_sampling_level not in ("token", "sequence"):
-        raise VariantError(f"importance_sampling_level is 'token' or 'sequence', got {config.importance_sampling_level!r}")
+        raise VariantError(
+            f"importance_sampling_level is 'token' or 'sequence', got {config.importance_sampling_level!r}"
+        )
     return config.importance_sampling_level
 
 
@@ -109,11 +117,15 @@ def _clip_and_aggregate(config: Any, high: float, correction: Any, gmpo: bool) -
     if gmpo:
         return {"geometric_mean": {"eps_low": config.epsilon, "eps_high": high}}, "sequence_mean"
     if config.loss_type in _PPO_LOSSES:
-        return {"ppo": {"eps_low": config.epsilon, "eps_high": high, "delta": config.delta}}, _PPO_LOSSES[config.loss_type]
+        return {"ppo": {"eps_low": config.epsilon, "eps_high": high, "delta": config.delta}}, _PPO_LOSSES[
+            config.loss_type
+        ]
     if config.loss_type == "cispo":
         return {"cispo": {"cap": high}}, {"token_mean": {"span": "generation"}}
     if config.loss_type == "sapo":
-        return {"sapo": {"tau_pos": config.sapo_temperature_pos, "tau_neg": config.sapo_temperature_neg}}, "sequence_mean"
+        return {
+            "sapo": {"tau_pos": config.sapo_temperature_pos, "tau_neg": config.sapo_temperature_neg}
+        }, "sequence_mean"
     folded = {}
     if correction:
         body = correction["sampler_correction"]
@@ -128,8 +140,18 @@ def _regularizers(config: Any, gmpo: bool) -> tuple:
         live = config.use_bias_correction_kl and not gmpo
         terms.append({"kl": {"coef": config.beta, "weight": "live" if live else "none"}})
     if config.use_adaptive_entropy and not gmpo:
-        terms.append({"adaptive_entropy": {"coef": config.entropy_coef, "target": config.entropy_target, "step": config.entropy_coef_delta,
-                                           "min": config.entropy_coef_min, "max": config.entropy_coef_max, "span": "micro-batch"}})  # fmt: skip
+        terms.append(
+            {
+                "adaptive_entropy": {
+                    "coef": config.entropy_coef,
+                    "target": config.entropy_target,
+                    "step": config.entropy_coef_delta,
+                    "min": config.entropy_coef_min,
+                    "max": config.entropy_coef_max,
+                    "span": "micro-batch",
+                }
+            }
+        )
     elif config.entropy_coef != 0.0 and not gmpo:
         terms.append({"entropy_bonus": {"coef": config.entropy_coef, "span": "micro-batch"}})
     return tuple(terms)

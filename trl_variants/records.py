@@ -69,8 +69,8 @@ class Scored:
     correct: Tensor = None  # type: ignore[assignment]  # (N,) raw correctness, apart from any shaping
     length: Tensor | None = None  # (N,) tokens the policy produced
     truncated: Tensor | None = None  # (N,) bool, stopped by the length limit
-    keep: Tensor | None = None  # (N,) bool, row may enter the policy loss
-    in_baseline: Tensor | None = None  # (N,) bool, row may enter group statistics
+    keep: Tensor = None  # type: ignore[assignment]  # (N,) bool, row may enter the policy loss
+    in_baseline: Tensor = None  # type: ignore[assignment]  # (N,) bool, row may enter group statistics
     prompt_key: list[str] | None = None
     keys: Mapping[str, Tensor] = field(default_factory=dict)  # further integer labels from the dataset
     origin: Tensor | None = None  # (N,) 0 policy, 1 teacher, 2 replay, 3 prefix
@@ -166,8 +166,13 @@ class TokenBatch:
         _, index = torch.unique(group, return_inverse=True)
         per_group = torch.zeros(int(index.max()) + 1 if len(index) else 0, dtype=tokens.dtype, device=tokens.device)
         per_group = per_group.index_add(0, index, tokens)
-        self.window = Window(rows=float(len(tokens)), live_rows=float((tokens > 0).sum()), tokens=float(tokens.sum()),
-                             prompts=float((per_group > 0).sum()), micro_batches=1.0)  # fmt: skip
+        self.window = Window(
+            rows=float(len(tokens)),
+            live_rows=float((tokens > 0).sum()),
+            tokens=float(tokens.sum()),
+            prompts=float((per_group > 0).sum()),
+            micro_batches=1.0,
+        )
         self.prompt_tokens = per_group[index]
         if self.generation_tokens is None:
             self.generation_tokens = tokens.sum().expand_as(tokens)
@@ -187,11 +192,22 @@ class TokenBatch:
         holds several.
         """
         unknown = replace(_UNKNOWN, micro_batches=self.window.micro_batches)
-        counted = replace(self, mask=mask, active=mask, window=None if self.whole else unknown, micro_tokens=None, prompt_tokens=None)
+        counted = replace(
+            self,
+            mask=mask,
+            active=mask,
+            window=None if self.whole else unknown,  # type: ignore[arg-type]  # None: count again
+            micro_tokens=None,
+            prompt_tokens=None,
+        )
         if not self.whole:
             counted.micro_tokens = counted.mask.sum().expand(len(mask))
         tokens = counted.mask.sum().expand(len(mask))
-        one_generation = self.whole and self.generation_tokens is not None and bool((self.generation_tokens == self.window.tokens).all())
+        one_generation = (
+            self.whole
+            and self.generation_tokens is not None
+            and bool((self.generation_tokens == self.window.tokens).all())
+        )
         counted.generation_tokens = tokens if one_generation else torch.full_like(tokens, torch.nan)
         return counted
 
@@ -201,7 +217,9 @@ class TokenBatch:
         if value is None:
             value = self.extra.get(name)
         if value is None:
-            raise VariantError(f"this method needs `{name}`, and the batch has none: pass {name}= to TokenBatch.from_tensors")
+            raise VariantError(
+                f"this method needs `{name}`, and the batch has none: pass {name}= to TokenBatch.from_tensors"
+            )
         return value
 
     @classmethod
@@ -248,7 +266,9 @@ class TokenBatch:
 
         def number_like(value: Any) -> Tensor:
             tensor = torch.as_tensor(value, device=logps.device)
-            if tensor.is_floating_point() and not isinstance(value, Tensor):  # from Python numbers, without a detour over float32
+            if tensor.is_floating_point() and not isinstance(
+                value, Tensor
+            ):  # from Python numbers, without a detour over float32
                 return torch.as_tensor(value, dtype=logps.dtype, device=logps.device)
             return tensor.to(logps.dtype) if tensor.is_floating_point() else tensor
 
@@ -268,10 +288,18 @@ class TokenBatch:
         if advantage is not None and tuple(advantage.shape) not in ((shape[0],), (shape[0], 1), shape):
             raise VariantError(f"advantage has shape {tuple(advantage.shape)}, expected ({shape[0]},) or {shape}")
         group = torch.zeros(shape[0], dtype=torch.long) if group is None else fit("group", group, per_row=True)
-        tokens = {"old_logps": fit("old_logps", old_logps), "ref_logps": fit("ref_logps", ref_logps),
-                  "teacher_logps": fit("teacher_logps", teacher_logps), "rollout_logps": fit("rollout_logps", rollout_logps),
-                  "values": fit("values", values), "turn": fit("turn", turn)}  # fmt: skip
-        run = Run(max_completion_length=max_completion_length or shape[1], group_size=int(torch.bincount(group.long()).max()))
+        tokens = {
+            "old_logps": fit("old_logps", old_logps),
+            "ref_logps": fit("ref_logps", ref_logps),
+            "teacher_logps": fit("teacher_logps", teacher_logps),
+            "rollout_logps": fit("rollout_logps", rollout_logps),
+            "values": fit("values", values),
+            "turn": fit("turn", turn),
+        }
+        run = Run(
+            max_completion_length=max_completion_length or shape[1],
+            group_size=int(torch.bincount(group.long()).max()),
+        )
         truncated = fit("truncated", truncated, per_row=True)
         scored = None
         if rewards is not None:
@@ -282,15 +310,37 @@ class TokenBatch:
             weights = torch.ones(rewards.shape[1]) if reward_weights is None else number_like(reward_weights)
             tokens_seen = {k: v for k, v in tokens.items() if v is not None} | {"mask": mask}
             tokens_seen.setdefault("old_logps", logps.detach())
-            scored = Scored(rewards=rewards, weights=weights.to(logps.dtype), group=group, length=mask.sum(-1), truncated=truncated,
-                            correct=fit("correct", correct, per_row=True), tokens=tokens_seen, run=run, progress=progress)  # fmt: skip
+            scored = Scored(
+                rewards=rewards,
+                weights=weights.to(logps.dtype),
+                group=group,
+                length=mask.sum(-1),
+                truncated=truncated,
+                correct=fit("correct", correct, per_row=True),  # type: ignore[arg-type]
+                tokens=tokens_seen,
+                run=run,
+                progress=progress,
+            )
         unknown = set(facts) - {"step", "rollout_step", "iteration", "segment"}
         if unknown:
             raise VariantError(f"TokenBatch.from_tensors has no argument {sorted(unknown)[0]!r}")
-        return cls(logps=logps, mask=mask, advantage=advantage, entropy=fit("entropy", entropy), origin=fit("origin", origin),
-                   reward=None if scored is None else scored.reward, correct=fit("correct", correct, per_row=True) if scored is None else scored.correct,
-                   group=group, truncated=truncated, progress=progress, run=run, scored=scored,
-                   extra={k: torch.as_tensor(v) for k, v in (extra or {}).items()}, **tokens, **facts)  # fmt: skip
+        return cls(
+            logps=logps,
+            mask=mask,
+            advantage=advantage,
+            entropy=fit("entropy", entropy),
+            origin=fit("origin", origin),
+            reward=None if scored is None else scored.reward,
+            correct=fit("correct", correct, per_row=True) if scored is None else scored.correct,
+            group=group,
+            truncated=truncated,
+            progress=progress,
+            run=run,
+            scored=scored,
+            extra={k: torch.as_tensor(v) for k, v in (extra or {}).items()},
+            **tokens,  # type: ignore[arg-type]
+            **facts,
+        )
 
 
 _UNKNOWN = Window(*(float("nan"),) * 5)

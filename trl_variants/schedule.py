@@ -34,7 +34,9 @@ class Schedule:
             return self.end
         if progress <= self.begin:
             return self.start
-        return self.start + (self.end - self.start) * SHAPES[self.shape]((progress - self.begin) / (self.until - self.begin))
+        return self.start + (self.end - self.start) * SHAPES[self.shape](
+            (progress - self.begin) / (self.until - self.begin)
+        )
 
 
 SHAPES = {

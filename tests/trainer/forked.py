@@ -75,8 +75,14 @@ def _child(function: Callable[[int], Any], rank: int, ranks: int, port: int, pip
         state._shared_state.clear()
     torch.set_num_threads(1)
     if ranks > 1:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                          ACCELERATE_USE_CPU="true")  # fmt: skip
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(ranks),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            ACCELERATE_USE_CPU="true",
+        )
     try:
         answer = ("ok", function(rank))
     except BaseException:

@@ -27,9 +27,7 @@ from trl_variants.hooks import base
 from trl_variants.trainer import seam
 
 
-def refuses(
-    words: str | list[str], kind: type[Exception] = VariantError, run: Any = build, **given: Any
-) -> str:
+def refuses(words: str | list[str], kind: type[Exception] = VariantError, run: Any = build, **given: Any) -> str:
     """The message of the error, after checking that it is one sentence with these words."""
     with pytest.raises(kind) as caught:
         run(**given)
@@ -248,18 +246,14 @@ def test_a_broken_async_reward_function():
     async def slow(completions, **_):
         raise KeyError("answer")
 
-    refuses(
-        ["reward function 'slow' failed", "KeyError('answer')"], RewardError, train, rewards=[digits, slow]
-    )
+    refuses(["reward function 'slow' failed", "KeyError('answer')"], RewardError, train, rewards=[digits, slow])
 
 
 @pytest.mark.parametrize("value", [None, float("nan")])
 @pytest.mark.parametrize("variant", [None, "dapo", "reinforce-pp", "rloo"])
 def test_no_reward_applies_to_any_row(variant, value):
     """Training goes on without a signal, and the log says so."""
-    run = train(
-        rewards=rewards_that_are(lambda c: [value] * len(c)), variant=variant, max_steps=4, weight_decay=0.0
-    )
+    run = train(rewards=rewards_that_are(lambda c: [value] * len(c)), variant=variant, max_steps=4, weight_decay=0.0)
     assert not any(bool(g.any()) for g in run.gradients[:1]) and bool(torch.isfinite(run.change).all())
     assert run.logged("advantage/unscorable") == [1.0] and run.logged("advantage/dead_groups") == [1.0]
     assert run.logged("advantage/dead_all_right") == run.logged("advantage/dead_all_wrong") == [0.0]
@@ -272,9 +266,7 @@ def test_no_reward_applies_to_any_row(variant, value):
 def some_empty(which):
     def rollout(prompts, trainer):
         g = torch.Generator().manual_seed(trainer.state.global_step)
-        ids = [
-            [] if which(i) else torch.randint(2, 23, (5,), generator=g).tolist() for i in range(len(prompts))
-        ]
+        ids = [[] if which(i) else torch.randint(2, 23, (5,), generator=g).tolist() for i in range(len(prompts))]
         return {
             "prompt_ids": [tokenizer()(p)["input_ids"] for p in prompts],
             "completion_ids": ids,

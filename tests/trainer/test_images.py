@@ -39,9 +39,7 @@ def processor() -> LlavaProcessor:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **special)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     return LlavaProcessor(
-        image_processor=CLIPImageProcessorPil(
-            size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
-        ),
+        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}),
         tokenizer=tokenizer,
         patch_size=8,
         vision_feature_select_strategy="default",
@@ -96,9 +94,7 @@ def test_parity_with_images(settings):
     assert apart(on_images(seed=1, **settings).gradients[0], ours.gradients[0]) > 1e-3  # the pictures matter
 
 
-@pytest.mark.parametrize(
-    "hooks", [None, {"weight": [{"entropy_quantile": {"keep": 0.5}}]}], ids=["local", "window"]
-)
+@pytest.mark.parametrize("hooks", [None, {"weight": [{"entropy_quantile": {"keep": 0.5}}]}], ids=["local", "window"])
 def test_a_named_method_trains_on_images(hooks):
     run = on_images(variant="dapo", hooks=hooks, self_test=True, max_steps=4)
     assert run.trainer.variant.scope == ("local" if hooks is None else "window")

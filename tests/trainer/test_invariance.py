@@ -18,7 +18,13 @@ SPLITS = {"24x1": (24, 1), "12x2": (12, 2), "6x4": (6, 4), "3x8": (3, 8)}
 TOLERANCE = 5e-6
 NAMES = [v.name for v in variants]
 EXTRA = {
-    "window-entropy": ("dapo", {"weight": [{"entropy_quantile": {"keep": 0.5}}], "regularizers": [{"entropy_bonus": {"coef": 0.05}}]}),
+    "window-entropy": (
+        "dapo",
+        {
+            "weight": [{"entropy_quantile": {"keep": 0.5}}],
+            "regularizers": [{"entropy_bonus": {"coef": 0.05}}],
+        },
+    ),
     "adaptive-entropy": ("gspo", {"regularizers": [{"adaptive_entropy": {"coef": 0.02, "target": 2.5}}]}),
     "prompt-mean": ("dapo", {"aggregate": "prompt_mean", "select": ["mask_truncated"]}),
     "correct-nll": ("dr-grpo", {"regularizers": [{"nll": {"coef": 0.1}}]}),
@@ -26,11 +32,19 @@ EXTRA = {
 }
 CASES = {**{n: (n, None) for n in NAMES}, **EXTRA}
 # small enough that a narrow clip leaves some rows their gradient in the off-policy step
-RATES = {"rloo": 1e-4, "gspo": 2e-6, "gspo-token": 2e-6, "luspo": 1e-5, "adaptive-entropy": 2e-6, "live-sequence-kl": 2e-6}
+RATES = {
+    "rloo": 1e-4,
+    "gspo": 2e-6,
+    "gspo-token": 2e-6,
+    "luspo": 1e-5,
+    "adaptive-entropy": 2e-6,
+    "live-sequence-kl": 2e-6,
+}
 
 
 class Rollout:
-    """Random completions with tool tokens, truncated rows and an empty one, the same whatever the number of processes."""
+    """Random completions with tool tokens, truncated rows and an empty one, the same whatever the number of
+    processes."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -54,17 +68,29 @@ class Rollout:
 def scores(completions: list[str], prompts: list[str], **_) -> list[float | None]:
     """Digits, with one prompt that is always right (a dead group) and some rows without a score."""
     shares = toy.digits(completions)
-    return [1.0 if p == "0" else None if len(c) == 3 else s for p, c, s in zip(prompts, completions, shares, strict=True)]
+    return [
+        1.0 if p == "0" else None if len(c) == 3 else s for p, c, s in zip(prompts, completions, shares, strict=True)
+    ]
 
 
 def gradients(case: str, rows: int, accumulation: int, **changes) -> list[torch.Tensor]:
     """Gradients of three optimizer steps: two on the first generation (the second off-policy), one on the next."""
     name, hooks = CASES[case]
     out = toy.train(
-        VariantGRPOTrainer, variant=name, hooks=hooks, rewards=scores, per_device_train_batch_size=rows, num_generations=GROUP,
-        gradient_accumulation_steps=accumulation, steps_per_generation=accumulation, num_iterations=2, max_steps=3, learning_rate=RATES.get(case, 1e-3),
-        trainer_arguments={"rollout_func": Rollout()}, **changes,
-    )  # fmt: skip
+        VariantGRPOTrainer,
+        variant=name,
+        hooks=hooks,
+        rewards=scores,
+        per_device_train_batch_size=rows,
+        num_generations=GROUP,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=accumulation,
+        num_iterations=2,
+        max_steps=3,
+        learning_rate=RATES.get(case, 1e-3),
+        trainer_arguments={"rollout_func": Rollout()},
+        **changes,
+    )
     return out.gradients
 
 
@@ -110,14 +136,22 @@ def test_one_process_equals_two(case, two_processes):
 
 @pytest.mark.parametrize("accumulation,per_generation", [(8, 4), (3, 2), (6, 4)])
 def test_several_generations_in_one_step(accumulation, per_generation):
-    """The window's totals are known before its first backward also when it spans generations: one split equals another."""
+    """The window's totals are known before its first backward also when it spans generations: one split equals
+    another."""
 
     def run(rows: int, factor: int) -> list[torch.Tensor]:
         return toy.train(
-            VariantGRPOTrainer, variant="dapo", rewards=scores, per_device_train_batch_size=rows, num_generations=GROUP, num_iterations=1,
-            gradient_accumulation_steps=accumulation * factor, steps_per_generation=per_generation * factor, max_steps=2,
+            VariantGRPOTrainer,
+            variant="dapo",
+            rewards=scores,
+            per_device_train_batch_size=rows,
+            num_generations=GROUP,
+            num_iterations=1,
+            gradient_accumulation_steps=accumulation * factor,
+            steps_per_generation=per_generation * factor,
+            max_steps=2,
             trainer_arguments={"rollout_func": Rollout()},
-        ).gradients  # fmt: skip
+        ).gradients
 
     if accumulation % per_generation:  # the step ends inside a generation: rows are cut after a local shuffle
         assert all(g.norm() > 1e-4 for g in run(8, 1))
@@ -157,10 +191,20 @@ def test_gathering_rows_that_are_uneven_in_number_and_width():
 
 def _evaluation(rank: int) -> dict[str, float]:
     trainer = toy.build(
-        VariantGRPOTrainer, variant="dapo", hooks=EXTRA["window-entropy"][1], rewards=scores, per_device_eval_batch_size=8, num_generations=8,
-        per_device_train_batch_size=8, trainer_arguments={"rollout_func": Rollout(), "eval_dataset": toy.dataset()},
-    )  # fmt: skip
-    return {k: v for k, v in trainer.evaluate().items() if k in ("eval_loss", "eval_entropy", "eval_reward", "eval_ratio/ess")}
+        VariantGRPOTrainer,
+        variant="dapo",
+        hooks=EXTRA["window-entropy"][1],
+        rewards=scores,
+        per_device_eval_batch_size=8,
+        num_generations=8,
+        per_device_train_batch_size=8,
+        trainer_arguments={"rollout_func": Rollout(), "eval_dataset": toy.dataset()},
+    )
+    return {
+        k: v
+        for k, v in trainer.evaluate().items()
+        if k in ("eval_loss", "eval_entropy", "eval_reward", "eval_ratio/ess")
+    }
 
 
 def test_evaluation_batches_are_windows_of_their_own():

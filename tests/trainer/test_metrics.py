@@ -62,9 +62,7 @@ def test_effective_sample_size_and_mean_ratio(variant, monkeypatch):
 
     def spy(composition, batch, *rest):
         result = stock(composition, batch, *rest)
-        seen.append(
-            (result.log_ratio.detach().expand_as(batch.mask), batch.mask, result.log_ratio.shape[1] == 1)
-        )
+        seen.append((result.log_ratio.detach().expand_as(batch.mask), batch.mask, result.log_ratio.shape[1] == 1))
         return result
 
     monkeypatch.setattr(grpo_module, "evaluate", spy)

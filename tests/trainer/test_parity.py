@@ -225,10 +225,7 @@ def test_two_rewards_some_of_which_do_not_apply():
 
 def test_rows_that_no_reward_scores():
     def sevens(completions, **_):
-        return [
-            None if "7" in text else value
-            for text, value in zip(completions, digits(completions), strict=True)
-        ]
+        return [None if "7" in text else value for text, value in zip(completions, digits(completions), strict=True)]
 
     ours, theirs = train(rewards=sevens), train_trl(rewards=sevens)
     assert_same(ours, theirs)
@@ -401,9 +398,7 @@ def test_masked_environment_tokens_of_a_rollout_function():
 
     for loss in ("grpo", "dapo", "bnpo"):
         settings = dict(loss_type=loss, entropy_coef=0.05, top_entropy_quantile=0.7)
-        ours, theirs = (
-            run(trainer_arguments={"rollout_func": rollout}, **settings) for run in (train, train_trl)
-        )
+        ours, theirs = (run(trainer_arguments={"rollout_func": rollout}, **settings) for run in (train, train_trl))
         assert_same(ours, theirs)
         assert_live(theirs, train_trl(trainer_arguments={"rollout_func": unmasked}, **settings))
 

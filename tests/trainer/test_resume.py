@@ -39,8 +39,11 @@ class RunningBaseline:
 
     def update(self, state: dict, scored: Scored) -> dict:
         mean = float(scored.reward.mean())
-        return {"mean": self.decay * state["mean"] + (1 - self.decay) * mean,
-                "seen": state["seen"] + torch.stack([scored.reward.sum(), scored.reward.max()]), "history": [*state["history"], mean]}  # fmt: skip
+        return {
+            "mean": self.decay * state["mean"] + (1 - self.decay) * mean,
+            "seen": state["seen"] + torch.stack([scored.reward.sum(), scored.reward.max()]),
+            "history": [*state["history"], mean],
+        }
 
 
 STATEFUL = {"advantage": "test_running_baseline"}
@@ -89,21 +92,41 @@ def run(rank: int, case: dict, folder: str, kill_at: int | None = None, resume: 
         given["peft_config"] = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     if kill_at is not None:
         given["callbacks"] = [_KillAfter(kill_at)]
-    out = toy.train(VariantGRPOTrainer, rewards=rewards, output_dir=folder, save_strategy="steps", save_steps=1, max_steps=STEPS, resume=resume,
-                    trainer_arguments=given, **case)  # fmt: skip
+    out = toy.train(
+        VariantGRPOTrainer,
+        rewards=rewards,
+        output_dir=folder,
+        save_strategy="steps",
+        save_steps=1,
+        max_steps=STEPS,
+        resume=resume,
+        trainer_arguments=given,
+        **case,
+    )
     trainer = out.trainer
     weights = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
-    optimizer = [v for s in trainer.optimizer.state_dict()["state"].values() for v in s.values() if isinstance(v, torch.Tensor)]
+    optimizer = [
+        v for s in trainer.optimizer.state_dict()["state"].values() for v in s.values() if isinstance(v, torch.Tensor)
+    ]
     logs = [sorted((k, v) for k, v in line.items() if not any(t in k for t in TIMES)) for line in out.logs]
     plain, tensors = trainer.memory.state_dict()
-    return {"weights": weights, "optimizer": optimizer, "logs": logs, "plain": plain, "tensors": tensors, "seen": seen,
-            "table": {k: list(v) for k, v in trainer._logs.items() if k in ("prompt", "completion", "advantages")}}  # fmt: skip
+    return {
+        "weights": weights,
+        "optimizer": optimizer,
+        "logs": logs,
+        "plain": plain,
+        "tensors": tensors,
+        "seen": seen,
+        "table": {k: list(v) for k, v in trainer._logs.items() if k in ("prompt", "completion", "advantages")},
+    }
 
 
 def assert_same_run(whole: dict, resumed: dict, same_table: bool = True) -> None:
     for name, weight in whole["weights"].items():
         assert torch.equal(weight, resumed["weights"][name]), name
-    assert whole["optimizer"] and all(torch.equal(a, b) for a, b in zip(whole["optimizer"], resumed["optimizer"], strict=True))
+    assert whole["optimizer"] and all(
+        torch.equal(a, b) for a, b in zip(whole["optimizer"], resumed["optimizer"], strict=True)
+    )
     assert repr(whole["logs"]) == repr(resumed["logs"])  # repr: NaN equals itself
     assert repr(whole["plain"]) == repr(resumed["plain"])
     assert whole["tensors"].keys() == resumed["tensors"].keys()
@@ -132,7 +155,9 @@ def test_killed_inside_a_generation_window_in_the_second_epoch(name):
 
 @pytest.mark.parametrize("at", [1, 4, 8, 12])
 def test_killed_at_any_step(at):
-    kill_and_resume(CASES["both-states"], at)  # inside the first window, on its edge, on the epoch's edge, at the last step but one
+    kill_and_resume(
+        CASES["both-states"], at
+    )  # inside the first window, on its edge, on the epoch's edge, at the last step but one
 
 
 @pytest.mark.parametrize("name", TWO_PROCESSES)
@@ -145,7 +170,14 @@ def test_stock_trl_is_not_exact_here():
     from trl import GRPOTrainer
 
     def stock(rank, folder, resume=None):
-        out = toy.train(GRPOTrainer, output_dir=folder, save_strategy="steps", save_steps=1, max_steps=STEPS, resume=resume)
+        out = toy.train(
+            GRPOTrainer,
+            output_dir=folder,
+            save_strategy="steps",
+            save_steps=1,
+            max_steps=STEPS,
+            resume=resume,
+        )
         return out.trainer.model.state_dict()["model.embed_tokens.weight"].clone()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -155,8 +187,21 @@ def test_stock_trl_is_not_exact_here():
 
 
 def test_a_run_resumed_at_its_end_takes_no_further_step(tmp_path):
-    first = toy.train(VariantGRPOTrainer, variant="dapo", max_steps=2, save_strategy="steps", save_steps=2, output_dir=str(tmp_path))
-    again = toy.train(VariantGRPOTrainer, variant="dapo", max_steps=2, output_dir=str(tmp_path), resume=str(tmp_path / "checkpoint-2"))
+    first = toy.train(
+        VariantGRPOTrainer,
+        variant="dapo",
+        max_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        output_dir=str(tmp_path),
+    )
+    again = toy.train(
+        VariantGRPOTrainer,
+        variant="dapo",
+        max_steps=2,
+        output_dir=str(tmp_path),
+        resume=str(tmp_path / "checkpoint-2"),
+    )
     assert again.trainer.state.global_step == 2
     for a, b in zip(first.trainer.model.parameters(), again.trainer.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -171,13 +216,33 @@ def test_a_second_train_call_starts_at_a_generation_boundary():
 
 
 def test_another_composition_is_refused_with_the_difference(tmp_path):
-    toy.train(VariantGRPOTrainer, variant="dapo", max_steps=1, save_strategy="steps", save_steps=1, output_dir=str(tmp_path))
+    toy.train(
+        VariantGRPOTrainer,
+        variant="dapo",
+        max_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        output_dir=str(tmp_path),
+    )
     with pytest.raises(VariantError, match=r"another composition(.|\n)*clip: .*0\.28.*-> .*0\.3"):
-        toy.train(VariantGRPOTrainer, variant="dapo", hooks={"clip": {"ppo": {"eps_high": 0.3}}}, max_steps=2, resume=str(tmp_path / "checkpoint-1"))
+        toy.train(
+            VariantGRPOTrainer,
+            variant="dapo",
+            hooks={"clip": {"ppo": {"eps_high": 0.3}}},
+            max_steps=2,
+            resume=str(tmp_path / "checkpoint-1"),
+        )
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path):
-    toy.train(VariantGRPOTrainer, variant="dapo", max_steps=1, save_strategy="steps", save_steps=1, output_dir=str(tmp_path))
+    toy.train(
+        VariantGRPOTrainer,
+        variant="dapo",
+        max_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        output_dir=str(tmp_path),
+    )
     os.remove(tmp_path / "checkpoint-1" / "variant_rank0.json")
     with pytest.raises(VariantError, match="number of processes"):
         toy.train(VariantGRPOTrainer, variant="dapo", max_steps=2, resume=str(tmp_path / "checkpoint-1"))
@@ -203,7 +268,10 @@ def test_state_round_trip(name, tmp_path):
     assert all(torch.equal(tensors[k], tensors2[k]) for k in tensors)
     if name == "both-states":
         assert plain != HookMemory(composition, seed=1).state_dict()[0]
-        assert [torch.rand(1, generator=a) == torch.rand(1, generator=b) for a, b in zip(memory.rngs.values(), restored.rngs.values(), strict=True)]
+        assert [
+            torch.rand(1, generator=a) == torch.rand(1, generator=b)
+            for a, b in zip(memory.rngs.values(), restored.rngs.values(), strict=True)
+        ]
 
 
 def test_state_of_a_type_that_cannot_be_saved_is_named():

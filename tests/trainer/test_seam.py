@@ -18,9 +18,7 @@ def test_the_installed_trl_is_the_one_this_was_written_for():
 def test_a_changed_signature_is_reported(monkeypatch):
     monkeypatch.setattr(GRPOTrainer, "_generate", lambda self, prompts, images: None)
     [line] = seam.private_names_that_changed()
-    assert line.startswith(
-        "GRPOTrainer._generate: expected ('self', 'prompts'), found ('self', 'prompts', 'images')"
-    )
+    assert line.startswith("GRPOTrainer._generate: expected ('self', 'prompts'), found ('self', 'prompts', 'images')")
 
 
 def test_a_method_that_is_gone_is_reported(monkeypatch):
@@ -31,9 +29,7 @@ def test_a_method_that_is_gone_is_reported(monkeypatch):
 
 def _methods() -> list[ast.FunctionDef]:
     [body] = [
-        n
-        for n in ast.parse(inspect.getsource(seam)).body
-        if isinstance(n, ast.ClassDef) and n.name == "SeamTrainer"
+        n for n in ast.parse(inspect.getsource(seam)).body if isinstance(n, ast.ClassDef) and n.name == "SeamTrainer"
     ]
     return [n for n in body.body if isinstance(n, ast.FunctionDef)]
 

@@ -33,7 +33,9 @@ def lookup(name: str) -> Variant:
     if shared:
         raise VariantError(f"{name!r} is the name of several methods: {', '.join(sorted(shared))}")
     aliases = [a for v in _CATALOG.values() if v.about for a in v.about.aliases]
-    raise VariantError(f"unknown variant {name!r}{did_you_mean(wanted, [*_CATALOG, *aliases])}; `trl-variants list` shows them all")
+    raise VariantError(
+        f"unknown variant {name!r}{did_you_mean(wanted, [*_CATALOG, *aliases])}; `trl-variants list` shows them all"
+    )
 
 
 from . import baselines, clipping, sequence  # noqa: E402,F401  (registers the entries)

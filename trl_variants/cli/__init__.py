@@ -67,9 +67,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     command, *rest = words
     if command not in COMMANDS:
-        raise VariantError(
-            f"no command {command!r}{did_you_mean(command, COMMANDS)}: one of {', '.join(COMMANDS)}"
-        )
+        raise VariantError(f"no command {command!r}{did_you_mean(command, COMMANDS)}: one of {', '.join(COMMANDS)}")
     # each command imports only what it needs; a module called `list` would shadow the builtin in this package
     module = "listing" if command == "list" else command
     return importlib.import_module(f"{__name__}.{module}").run(rest)

@@ -25,20 +25,14 @@ class RecipeArguments:
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration name of the dataset."})
     dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
-    dataset_test_split: str = field(
-        default="test", metadata={"help": "Split for evaluation, where it exists."}
-    )
+    dataset_test_split: str = field(default="test", metadata={"help": "Split for evaluation, where it exists."})
     reward_funcs: list[str] | None = field(
         default=None,
-        metadata={
-            "help": "Reward functions: names of TRL's own or dotted import paths. Default: the task's."
-        },
+        metadata={"help": "Reward functions: names of TRL's own or dotted import paths. Default: the task's."},
     )
     num_threads: int | None = field(
         default=None,
-        metadata={
-            "help": "Torch CPU threads. A tiny model is often fastest with 1. Default: torch's choice."
-        },
+        metadata={"help": "Torch CPU threads. A tiny model is often fastest with 1. Default: torch's choice."},
     )
 
 

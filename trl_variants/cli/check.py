@@ -46,9 +46,7 @@ def _known_task(spec: recipes.RunSpec) -> None:
     task = spec.recipe.task
     if task is None:
         if spec.recipe.dataset_name is None:
-            raise VariantError(
-                "a recipe needs a task (task: arithmetic) or data (dataset_name and reward_funcs)"
-            )
+            raise VariantError("a recipe needs a task (task: arithmetic) or data (dataset_name and reward_funcs)")
         return
     name = task.get("name") if isinstance(task, dict) else task
     if not isinstance(name, str):

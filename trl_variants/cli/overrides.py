@@ -25,9 +25,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, rule) for tag, rule in rules if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
-    ]
+    first: [(tag, rule) for tag, rule in rules if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _FLOAT = r"^[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$|^[-+]?\.inf$|^\.nan$"
@@ -49,9 +47,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """Returns a recipe file as a mapping. Raises VariantError for a missing, broken or non-mapping file."""
     path = Path(path)
     if not path.is_file():
-        near = sorted(
-            str(p) for p in (path.parent if path.parent.is_dir() else Path("recipes")).glob("*.yaml")
-        )
+        near = sorted(str(p) for p in (path.parent if path.parent.is_dir() else Path("recipes")).glob("*.yaml"))
         raise VariantError(f"no recipe at {path}" + (f"; there is {', '.join(near)}" if near else ""))
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
@@ -130,7 +126,5 @@ def _seam_with(current: Any, seam: str, keys: list[str], value: Any) -> Any:
     elif isinstance(value, dict):
         found[name] = value
     elif value is not True:
-        raise VariantError(
-            f"--hooks.{seam}.{name} takes no value; write --hooks.{seam}.{name}.PARAMETER {value}"
-        )
+        raise VariantError(f"--hooks.{seam}.{name} takes no value; write --hooks.{seam}.{name}.PARAMETER {value}")
     return mappings[0] if len(mappings) == 1 else mappings

@@ -74,9 +74,7 @@ def load(path: str | None, words: list[str]) -> RunSpec:
     for key in mapping:
         if key not in hints:
             raise VariantError(f"unknown setting {key!r}{did_you_mean(key, hints)}")
-    parser.set_defaults_with_config(
-        **{key: _typed(parser, key, value, hints[key]) for key, value in mapping.items()}
-    )
+    parser.set_defaults_with_config(**{key: _typed(parser, key, value, hints[key]) for key, value in mapping.items()})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -113,9 +111,7 @@ def _parser() -> tuple[Any, dict[str, Any]]:
     for action in parser._actions:
         if action.dest in NESTED:
             action.type = None
-    hints = {
-        f.name: typing.get_type_hints(group)[f.name] for group in groups for f in fields(group) if f.init
-    }
+    hints = {f.name: typing.get_type_hints(group)[f.name] for group in groups for f in fields(group) if f.init}
     return parser, hints
 
 
@@ -134,9 +130,7 @@ def _typed(parser: Any, key: str, value: Any, hint: Any) -> Any:
         return value
     kinds = _kinds(hint)
     bare = {typing.get_origin(kind) or kind for kind in kinds}
-    wanted = " or ".join(
-        sorted(getattr(kind, "__name__", str(kind)) for kind in bare if kind is not type(None))
-    )
+    wanted = " or ".join(sorted(getattr(kind, "__name__", str(kind)) for kind in bare if kind is not type(None)))
     if value is None:
         if type(None) not in kinds:
             raise VariantError(f"{key} must be {wanted}, got null")

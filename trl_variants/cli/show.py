@@ -11,9 +11,7 @@ def run(words: list[str]) -> int:
     """Prints one catalog entry, or its mapping with `--json`; returns 0. Raises VariantError if unknown."""
     parser = Parser(prog="trl-variants show", description="Composition, math, defaults, deviations, papers.")
     parser.add_argument("name", help="a catalog id such as dapo")
-    parser.add_argument(
-        "--json", action="store_true", help="the composition as a mapping, as recipes take it"
-    )
+    parser.add_argument("--json", action="store_true", help="the composition as a mapping, as recipes take it")
     options = parser.parse_args(words)
 
     from .. import variant

@@ -104,8 +104,7 @@ def _reward(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     if not module:
         raise VariantError(
-            f"unknown reward function {name!r}{did_you_mean(name, own)}; "
-            f"write one of {', '.join(own)} or a dotted path"
+            f"unknown reward function {name!r}{did_you_mean(name, own)}; write one of {', '.join(own)} or a dotted path"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -140,9 +139,7 @@ def load_model(spec: RunSpec, data: Data) -> tuple[Any, Any]:
     # the trainer refuses init arguments beside a loaded model
     spec.config.model_init_kwargs = None
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            name, **{k: v for k, v in options.items() if v is not None}
-        )
+        model = AutoModelForCausalLM.from_pretrained(name, **{k: v for k, v in options.items() if v is not None})
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **shared)
     except (OSError, ValueError) as error:
         raise VariantError(

@@ -6,4 +6,16 @@ from .clip import Clipped
 from .metrics import Max, Mean, Min
 from .regularizers import Term
 
-__all__ = ["SEAMS", "Clipped", "Max", "Mean", "Min", "Term", "hook", "hook_class", "hook_names", "instantiate", "param"]
+__all__ = [
+    "SEAMS",
+    "Clipped",
+    "Max",
+    "Mean",
+    "Min",
+    "Term",
+    "hook",
+    "hook_class",
+    "hook_names",
+    "instantiate",
+    "param",
+]

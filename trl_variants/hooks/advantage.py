@@ -27,7 +27,9 @@ def labels_of(scored: Scored, key: str) -> Tensor:
         raw = scored.keys[key]
     else:
         known = ["group", "batch", "none", *scored.keys]
-        raise VariantError(f"no rows can be grouped by {key!r}{did_you_mean(key, known)}; known keys: {', '.join(known)}")
+        raise VariantError(
+            f"no rows can be grouped by {key!r}{did_you_mean(key, known)}; known keys: {', '.join(known)}"
+        )
     return torch.unique(raw, return_inverse=True)[1]
 
 
@@ -51,7 +53,9 @@ def std_by(labels: Tensor, x: Tensor, valid: Tensor, ddof: int) -> Tensor:
     return (total / torch.where(count > ddof, count - ddof, torch.nan)).sqrt()[labels]
 
 
-def grouped_normalise(x: Tensor, valid: Tensor, scored: Scored, mean: str, std: str, ddof: int, eps: float, singleton: str) -> Tensor:
+def grouped_normalise(
+    x: Tensor, valid: Tensor, scored: Scored, mean: str, std: str, ddof: int, eps: float, singleton: str
+) -> Tensor:
     """(x - mean_key) / (std_key + eps) over valid rows, (N,); see `Grouped` for the parameters."""
     result = x
     alone = torch.zeros_like(valid)
@@ -90,7 +94,9 @@ class Grouped:
         return frozenset({self.mean, self.std} - {"group", "batch", "none"})
 
     def __call__(self, scored: Scored) -> Tensor:
-        return grouped_normalise(scored.reward, scored.valid, scored, self.mean, self.std, self.ddof, self.eps, self.singleton)
+        return grouped_normalise(
+            scored.reward, scored.valid, scored, self.mean, self.std, self.ddof, self.eps, self.singleton
+        )
 
 
 @hook("advantage", "normalize_each")
@@ -176,7 +182,8 @@ class TokenWhitened:
 
 
 def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """G_t = sum over policy tokens k >= t of gamma^(k-t) r_k, (N, T). Tokens outside the mask neither earn nor discount."""
+    """G_t = sum over policy tokens k >= t of gamma^(k-t) r_k, (N, T). Tokens outside the mask neither earn nor
+    discount."""
     running = torch.zeros_like(rewards[:, 0])
     out = torch.zeros_like(rewards)
     for t in range(rewards.shape[1] - 1, -1, -1):

@@ -43,7 +43,8 @@ class TokenMean:
 class SequenceMean:
     """Every row counts the same: mean over rows of the mean over its tokens. GRPO (2402.03300) eq. 3.
 
-    A sequence-level objective, (B, 1), is averaged over rows. `rows`: "all" divides by every row, an empty one included; "live" by the rows that have a token in the loss.
+    A sequence-level objective, (B, 1), is averaged over rows. `rows`: "all" divides by every row, an empty one
+    included; "live" by the rows that have a token in the loss.
     """
 
     rows: str = param("all", choices=("all", "live"))
@@ -58,7 +59,8 @@ class SequenceMean:
 @hook("aggregate", "sequence_sum")
 @dataclass(frozen=True)
 class SequenceSum:
-    """Mean over rows of the sum over tokens, (B, T) -> scalar: the whole answer as one action (REINFORCE, RLOO), LUSPO (2602.05261)."""
+    """Mean over rows of the sum over tokens, (B, T) -> scalar: the whole answer as one action (REINFORCE, RLOO),
+    LUSPO (2602.05261)."""
 
     math = "1/N_rows sum_i sum_t"
 
@@ -81,7 +83,9 @@ class ConstantLength:
     def __call__(self, per_token: Tensor, batch: TokenBatch) -> Tensor:
         length = self.length or batch.run.max_completion_length
         if not length:
-            raise VariantError("constant aggregation needs a length: set aggregate.constant.length or max_completion_length")
+            raise VariantError(
+                "constant aggregation needs a length: set aggregate.constant.length or max_completion_length"
+            )
         return (per_token * batch.mask).sum() / (max(batch.window.rows, 1.0) * length)
 
 

@@ -16,7 +16,7 @@ import re
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from typing import Any
 
 from ..errors import VariantError, did_you_mean
@@ -24,15 +24,45 @@ from ..schedule import Schedule
 
 SINGLE = ("advantage", "ratio", "clip", "aggregate")
 MANY = ("prompts", "rollouts", "rewards", "select", "credit", "weight", "regularizers", "learners")
-SEAMS = ("prompts", "rollouts", "rewards", "select", "advantage", "credit", "ratio", "clip", "weight", "aggregate",
-         "regularizers", "learners")  # fmt: skip
-_SINGULAR = {"regularizer": "regularizers", "learner": "learners", "prompt": "prompts", "rollout": "rollouts", "reward": "rewards"}  # fmt: skip
+SEAMS = (
+    "prompts",
+    "rollouts",
+    "rewards",
+    "select",
+    "advantage",
+    "credit",
+    "ratio",
+    "clip",
+    "weight",
+    "aggregate",
+    "regularizers",
+    "learners",
+)
+_SINGULAR = {
+    "regularizer": "regularizers",
+    "learner": "learners",
+    "prompt": "prompts",
+    "rollout": "rollouts",
+    "reward": "rewards",
+}
 
 # What a hook may ask the trainer to compute. A name outside this list is a typing mistake.
-NEEDS = frozenset({
-    "old_logps", "ref_logps", "teacher_logps", "rollout_logps", "entropy", "values", "distribution",
-    "tokens", "texts", "prompt_key", "truncated", "extra_rollouts",
-})  # fmt: skip
+NEEDS = frozenset(
+    {
+        "old_logps",
+        "ref_logps",
+        "teacher_logps",
+        "rollout_logps",
+        "entropy",
+        "values",
+        "distribution",
+        "tokens",
+        "texts",
+        "prompt_key",
+        "truncated",
+        "extra_rollouts",
+    }
+)
 
 _DEFAULTS: dict[str, Any] = {
     "needs": frozenset(),  # what the trainer must compute for it
@@ -56,8 +86,15 @@ def seam_name(seam: str) -> str:
     return seam
 
 
-def param(default: Any = MISSING, *, low: float | None = None, high: float | None = None, above: float | None = None,
-          choices: tuple | None = None, ours: bool = False) -> Any:  # fmt: skip
+def param(
+    default: Any = MISSING,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: tuple | None = None,
+    ours: bool = False,
+) -> Any:
     """A hook field with a checked range: `low <= value <= high`, `value > above`, or one of `choices`.
 
     `ours=True` marks a default that no source gives.
@@ -78,19 +115,23 @@ def hook(seam: str, name: str | None = None) -> Callable[[Any], type]:
     seam = seam_name(seam)
 
     def register(obj: Any) -> type:
-        cls = obj if isinstance(obj, type) else _class_from_function(obj)
+        cls: Any = obj if isinstance(obj, type) else _class_from_function(obj)
         if "__dataclass_fields__" not in vars(cls):
             cls = dataclass(frozen=True)(cls)
         label = name or re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         taken = _REGISTRY.get((seam, label))
         if taken is not None and not (taken.__module__ == cls.__module__ == "__main__"):
-            raise VariantError(f"a {seam} hook named {label!r} exists already ({taken.__module__}.{taken.__qualname__})")
+            raise VariantError(
+                f"a {seam} hook named {label!r} exists already ({taken.__module__}.{taken.__qualname__})"
+            )
         for attribute, value in _DEFAULTS.items():
             if not hasattr(cls, attribute):
                 setattr(cls, attribute, value)
         unknown = set() if isinstance(cls.needs, property) else set(cls.needs) - NEEDS
         if unknown:
-            raise VariantError(f"hook {label!r} needs {sorted(unknown)}, which no trainer offers; known: {sorted(NEEDS)}")
+            raise VariantError(
+                f"hook {label!r} needs {sorted(unknown)}, which no trainer offers; known: {sorted(NEEDS)}"
+            )
         cls.seam, cls.hook_name = seam, label
         _check_fields_on_init(cls)
         _REGISTRY[seam, label] = cls
@@ -134,7 +175,9 @@ def _class_from_function(function: Callable) -> type:
     def call(self, *args):
         return function(*args[: len(leading)], **{p.name: getattr(self, p.name) for p in hyper})
 
-    cls = make_dataclass(function.__name__, columns, frozen=True, namespace={"__call__": call, "__doc__": function.__doc__})
+    cls = make_dataclass(
+        function.__name__, columns, frozen=True, namespace={"__call__": call, "__doc__": function.__doc__}
+    )
     cls.__module__, cls.__qualname__ = function.__module__, function.__qualname__
     return cls
 
@@ -178,15 +221,24 @@ def _check_value(self: Any, f: Any, value: Any, annotation: Any) -> None:
         return
     meta = f.metadata
     if meta.get("choices") and value not in meta["choices"]:
-        raise VariantError(f"{label} must be one of {', '.join(map(repr, meta['choices']))}, got {value!r}"
-                           f"{did_you_mean(value, map(str, meta['choices']))}")  # fmt: skip
+        raise VariantError(
+            f"{label} must be one of {', '.join(map(repr, meta['choices']))}, got {value!r}"
+            f"{did_you_mean(value, map(str, meta['choices']))}"
+        )
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if value != value:
             raise VariantError(f"{label} is NaN")
         low, high, above = meta.get("low"), meta.get("high"), meta.get("above")
-        if (low is not None and value < low) or (high is not None and value > high) or (above is not None and value <= above):
-            bounds = [f">= {low}" if low is not None else "", f"> {above}" if above is not None else "",
-                      f"<= {high}" if high is not None else ""]  # fmt: skip
+        if (
+            (low is not None and value < low)
+            or (high is not None and value > high)
+            or (above is not None and value <= above)
+        ):
+            bounds = [
+                f">= {low}" if low is not None else "",
+                f"> {above}" if above is not None else "",
+                f"<= {high}" if high is not None else "",
+            ]
             raise VariantError(f"{label} must be {' and '.join(b for b in bounds if b)}, got {value}")
 
 
@@ -221,27 +273,33 @@ def instantiate(seam: str, spec: Any) -> Any:
     if isinstance(spec, type) and hasattr(spec, "seam"):
         spec = _build(spec, {})
     if callable(spec) and not hasattr(spec, "seam"):
-        raise VariantError(f"{seam}: {getattr(spec, '__name__', spec)!r} is not a hook yet; decorate it with @hook({seam!r})")
-    if not is_dataclass(spec) or not hasattr(spec, "seam"):
+        raise VariantError(
+            f"{seam}: {getattr(spec, '__name__', spec)!r} is not a hook yet; decorate it with @hook({seam!r})"
+        )
+    if not hasattr(spec, "seam"):
         raise VariantError(f"{seam} takes a hook, a hook's name or {{name: parameters}}, got {spec!r}")
     if spec.seam != seam:
         raise VariantError(f"{spec.hook_name!r} is a {spec.seam} hook and cannot be used as {seam}")
     return spec
 
 
-def _build(cls: type, params: dict) -> Any:
+def _build(cls: Any, params: dict) -> Any:
     from ..schedule import parse
 
     if not isinstance(params, dict):
-        raise VariantError(f"{cls.hook_name}: parameters are a mapping, got {params!r}")  # type: ignore[attr-defined]
-    known = [f.name for f in fields(cls) if f.init]  # type: ignore[arg-type]
+        raise VariantError(f"{cls.hook_name}: parameters are a mapping, got {params!r}")
+    known = [f.name for f in fields(cls) if f.init]
     for key in params:
         if key not in known:
-            raise VariantError(f"{cls.hook_name} has no parameter {key!r}{did_you_mean(key, known)}; "  # type: ignore[attr-defined]
-                               f"it takes {', '.join(known) or 'none'}")  # fmt: skip
-    missing = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in params]  # type: ignore[arg-type]
+            raise VariantError(
+                f"{cls.hook_name} has no parameter {key!r}{did_you_mean(key, known)}; "
+                f"it takes {', '.join(known) or 'none'}"
+            )
+    missing = [
+        f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in params
+    ]
     if missing:
-        raise VariantError(f"{cls.hook_name} needs a value for {', '.join(missing)}")  # type: ignore[attr-defined]
+        raise VariantError(f"{cls.hook_name} needs a value for {', '.join(missing)}")
     return cls(**{k: parse(v) for k, v in params.items()})
 
 
@@ -250,7 +308,11 @@ def to_spec(h: Any) -> Any:
     changed = {}
     for f in fields(h):
         value = getattr(h, f.name)
-        default = f.default if f.default is not MISSING else (f.default_factory() if f.default_factory is not MISSING else MISSING)
+        default = (
+            f.default
+            if f.default is not MISSING
+            else (f.default_factory() if f.default_factory is not MISSING else MISSING)
+        )
         if value != default:
             if isinstance(value, Schedule):
                 value = {"schedule": {g.name: getattr(value, g.name) for g in fields(value)}}

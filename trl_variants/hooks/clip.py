@@ -22,7 +22,8 @@ from .weight import SamplerCorrection
 
 @dataclass(frozen=True)
 class Clipped:
-    """A bounded objective. `low`/`high` mark where the bound took the gradient away (None: this clip has no such notion).
+    """A bounded objective. `low`/`high` mark where the bound took the gradient away (None: this clip has no such
+    notion).
 
     `over_tokens`: the hook has already reduced over `batch.active`, so a token selection is not applied again.
     """
@@ -48,7 +49,8 @@ def choose(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
 @hook("clip", "ppo")
 @dataclass(frozen=True)
 class PPOClip:
-    """min(r A, clip(r, 1-eps_low, 1+eps_high) A), (B, T) or (B, 1). PPO (1707.06347) eq. 7, DAPO (2503.14476) eq. 8 for two widths.
+    """min(r A, clip(r, 1-eps_low, 1+eps_high) A), (B, T) or (B, 1). PPO (1707.06347) eq. 7, DAPO (2503.14476) eq.
+    8 for two widths.
 
     `delta` caps the unclipped branch at r <= delta, which bounds negative advantages (INTELLECT-2, 2505.07291);
     `floor` is dual-clip's c: max(., c A) for A < 0 (1912.09729 eq. 5). With delta = c the two are the same.
@@ -63,9 +65,15 @@ class PPOClip:
 
     def __post_init__(self):
         for name, bound in (("delta", self.delta), ("floor", self.floor)):
-            if isinstance(bound, (int, float)) and isinstance(self.eps_high, (int, float)) and bound <= 1 + self.eps_high:
-                raise VariantError(f"ppo.{name} must exceed 1 + eps_high = {1 + self.eps_high:g}, got {bound}: "
-                                   "it would clip ordinary samples")  # fmt: skip
+            if (
+                isinstance(bound, (int, float))
+                and isinstance(self.eps_high, (int, float))
+                and bound <= 1 + self.eps_high
+            ):
+                raise VariantError(
+                    f"ppo.{name} must exceed 1 + eps_high = {1 + self.eps_high:g}, got {bound}: "
+                    "it would clip ordinary samples"
+                )
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         ratio = bounded_exp(log_ratio)
@@ -93,7 +101,8 @@ class Unclipped:
 @hook("clip", "cispo")
 @dataclass(frozen=True)
 class CISPO:
-    """sg[clamp(r, floor, cap)] A log pi, (B, T): bounded weight, every token keeps a gradient. MiniMax-M1 (2506.13585) eq. 4-5.
+    """sg[clamp(r, floor, cap)] A log pi, (B, T): bounded weight, every token keeps a gradient. MiniMax-M1
+    (2506.13585) eq. 4-5.
 
     `cap` and `floor` are bounds on the ratio itself, not widths around 1.
     """
@@ -108,13 +117,17 @@ class CISPO:
         weight = ratio.clamp(min=self.floor, max=self.cap)
         over = (ratio > self.cap) & (advantage > 0)
         # no gradient is taken away, so nothing is reported as clipped; TRL counts the capped tokens of positive rows
-        return Clipped(weight * advantage * batch.logps, metrics={"cispo_clip_ratio": Mean.over(over.to(ratio), batch.mask)})
+        return Clipped(
+            weight * advantage * batch.logps,
+            metrics={"cispo_clip_ratio": Mean.over(over.to(ratio), batch.mask)},
+        )
 
 
 @hook("clip", "sapo")
 @dataclass(frozen=True)
 class SoftGate:
-    """(4/tau) sigmoid(tau (r - 1)) A, (B, T), tau by the sign of A. Soft Adaptive Policy Optimization (2511.20347) eq. 5-6.
+    """(4/tau) sigmoid(tau (r - 1)) A, (B, T), tau by the sign of A. Soft Adaptive Policy Optimization (2511.20347)
+    eq. 5-6.
 
     d/dlp = sech^2(tau (r-1)/2) r A: 1 on-policy; the value at r = 1 is 2/tau.
     """
@@ -190,5 +203,9 @@ class GeometricMean:
         low = (log_ratio < -self.eps_low) & (advantage < 0)
         high = (log_ratio > self.eps_high) & (advantage > 0)
         # with token advantages the row's value is its mean advantage over the tokens
-        row_advantage = advantage if advantage.shape[1] == 1 else (advantage * kept).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp(min=1.0)  # fmt: skip
+        row_advantage = (
+            advantage
+            if advantage.shape[1] == 1
+            else (advantage * kept).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp(min=1.0)
+        )
         return Clipped(bounded_exp(mean) * row_advantage, low, high, over_tokens=True)

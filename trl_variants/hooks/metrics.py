@@ -63,4 +63,4 @@ class Max(Extreme):
         return x.max()
 
 
-Metric = Mean | Min | Max
+Metric = Mean | Extreme

@@ -29,7 +29,8 @@ class RolloutsHook(Protocol):
 
 
 class Learner(Protocol):
-    """What is learned beside the policy. Its loss, backward and optimizer are its own, never summed with the policy's."""
+    """What is learned beside the policy. Its loss, backward and optimizer are its own, never summed with the
+    policy's."""
 
     def attach(self, trainer: Any) -> None: ...
 

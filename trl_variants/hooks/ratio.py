@@ -27,7 +27,8 @@ class _Anchored:
             return batch.logps - batch.anchor
         # a token the engine could not score carries NaN: no evidence of a move, ratio 1, gradient kept
         return batch.logps - batch.need("rollout_logps").nan_to_num(nan=0.0).where(
-            ~batch.need("rollout_logps").isnan(), batch.logps.detach())  # fmt: skip
+            ~batch.need("rollout_logps").isnan(), batch.logps.detach()
+        )
 
 
 @hook("ratio", "token")

@@ -23,7 +23,8 @@ from .metrics import Mean, Metric
 
 @dataclass(frozen=True)
 class Term:
-    """`coefficient * aggregate(value)`; without an aggregate of its own, the policy's. `mask` restricts it to tokens."""
+    """`coefficient * aggregate(value)`; without an aggregate of its own, the policy's. `mask` restricts it to
+    tokens."""
 
     value: Tensor  # (B, T) or (B, 1)
     coefficient: float
@@ -34,7 +35,8 @@ class Term:
 
 
 def kl_estimate(log_ratio: Tensor, estimator: str) -> Tensor:
-    """Per-token estimate of KL(pi || ref) on samples of pi, from log_ratio = lp - lp_ref. Schulman, approximating KL (2020).
+    """Per-token estimate of KL(pi || ref) on samples of pi, from log_ratio = lp - lp_ref. Schulman, approximating
+    KL (2020).
 
     k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d, with d = lp - lp_ref.
     """
@@ -51,7 +53,8 @@ class KL:
     """coef * KL(pi || pi_ref) per token, (B, T), differentiated through its estimator. GRPO (2402.03300) eq. 4 for k3.
 
     On on-policy samples the gradient of k2 descends the reverse KL; that of k3 descends the forward KL(pi_ref || pi)
-    unless `weight="live"` multiplies by the ratio, which makes value and gradient those of the reverse KL (DeepSeek-V3.2).
+    unless `weight="live"` multiplies by the ratio, which makes value and gradient those of the reverse KL
+    (DeepSeek-V3.2).
     k1 alone has expected gradient zero on-policy and is refused; k1 with a live ratio is valid.
     `weight="detached"` multiplies by the ratio without its gradient. `own_token_mean` averages over the window's tokens
     whatever the policy term does (REINFORCE++-baseline).
@@ -67,8 +70,10 @@ class KL:
 
     def __post_init__(self):
         if self.estimator == "k1" and self.weight != "live":
-            raise VariantError("kl.estimator='k1' back-propagated on on-policy samples has expected gradient zero: "
-                               "use k2, or weight='live', or the rewards hook kl_in_reward")  # fmt: skip
+            raise VariantError(
+                "kl.estimator='k1' back-propagated on on-policy samples has expected gradient zero: "
+                "use k2, or weight='live', or the rewards hook kl_in_reward"
+            )
 
     @property
     def descends(self) -> str:
@@ -110,7 +115,8 @@ class EntropyBonus:
 @hook("regularizers", "adaptive_entropy")
 @dataclass(frozen=True)
 class AdaptiveEntropy:
-    """Entropy bonus, (B, T), whose coefficient moves by `step` to keep entropy at `target`. Skywork-OR1 (2505.22312) 4.2.
+    """Entropy bonus, (B, T), whose coefficient moves by `step` to keep entropy at `target`. Skywork-OR1
+    (2505.22312) 4.2.
 
     The coefficient applies only while the last window's entropy was at or below the target; the first window applies
     none. Defaults are TRL's.
@@ -138,7 +144,10 @@ class AdaptiveEntropy:
     def update(self, state: dict[str, Any], seen: Mapping[str, float]) -> dict[str, Any]:
         entropy = seen["entropy"]
         moved = state["coef"] + (self.step if entropy <= self.target else -self.step)
-        return {"coef": min(moved, self.max) if entropy <= self.target else max(moved, self.min), "last_entropy": entropy}
+        return {
+            "coef": min(moved, self.max) if entropy <= self.target else max(moved, self.min),
+            "last_entropy": entropy,
+        }
 
     def report(self, state: dict[str, Any]) -> dict[str, float]:
         return {"entropy_coef": state["coef"]}

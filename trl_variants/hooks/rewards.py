@@ -17,7 +17,8 @@ from .regularizers import k1_in_reward, kl_estimate
 @hook("rewards", "kl_in_reward")
 @dataclass(frozen=True)
 class KLInReward:
-    """Subtracts coef * KL(pi_old || pi_ref) from the reward, (N,) or (N, T), detached. RLHF as in InstructGPT (2203.02155) eq. 2.
+    """Subtracts coef * KL(pi_old || pi_ref) from the reward, (N,) or (N, T), detached. RLHF as in InstructGPT
+    (2203.02155) eq. 2.
 
     level "sequence": R - coef * sum_t k_t (RLOO); "token": the penalty stays on its token and the score goes to the
     last one, as `token_rewards` (PPO, REINFORCE++).
@@ -33,7 +34,9 @@ class KLInReward:
     @torch.no_grad()
     def __call__(self, scored: Scored) -> Scored:
         mask = scored.need("mask")
-        penalty = kl_estimate(k1_in_reward(scored.need("old_logps"), scored.need("ref_logps"), mask), self.estimator) * mask
+        penalty = (
+            kl_estimate(k1_in_reward(scored.need("old_logps"), scored.need("ref_logps"), mask), self.estimator) * mask
+        )
         if self.level == "sequence":
             return scored.with_(reward=scored.reward - self.coef * penalty.sum(1))
         return scored.with_(token_rewards=score_on_last_token(scored) - self.coef * penalty)

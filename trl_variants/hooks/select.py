@@ -16,7 +16,8 @@ from .base import hook
 @hook("select", "mask_truncated")
 @dataclass(frozen=True)
 class MaskTruncated:
-    """Truncated rows, (N,), leave the loss but stay in their group's baseline. DAPO (2503.14476) 3.4, overlong filtering.
+    """Truncated rows, (N,), leave the loss but stay in their group's baseline. DAPO (2503.14476) 3.4, overlong
+    filtering.
 
     TRL's mask_truncated_completions: the rows still count where rows are counted.
     """

@@ -56,7 +56,8 @@ class SamplerCorrection:
 @hook("weight", "off_policy_mask")
 @dataclass(frozen=True)
 class OffPolicySequenceMask:
-    """Drops a negative-advantage row whose mean log(pi_sampler / pi) exceeds `threshold`, (B, 1). DeepSeek-V3.2 eq. 7-8.
+    """Drops a negative-advantage row whose mean log(pi_sampler / pi) exceeds `threshold`, (B, 1). DeepSeek-V3.2
+    eq. 7-8.
 
     The sampler's own log-probs are used where the engine gave them, else the old policy's.
     """

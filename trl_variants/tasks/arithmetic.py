@@ -46,9 +46,7 @@ def carries(a: int, b: int) -> int:
 def arithmetic_reward(prompts: Any, completions: list[Any], answer: Sequence[str], **_: Any) -> list[float]:
     """1.0 where the completion is one non-negative integer, nothing else, equal to the answer; else 0.0."""
     matches = [_NUMBER.fullmatch(completion_text(completion)) for completion in completions]
-    return [
-        float(m is not None and int(m[1]) == int(right)) for m, right in zip(matches, answer, strict=True)
-    ]
+    return [float(m is not None and int(m[1]) == int(right)) for m, right in zip(matches, answer, strict=True)]
 
 
 def dataset(pairs: Sequence[Pair], conversational: bool = False) -> Dataset:

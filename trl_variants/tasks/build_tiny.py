@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 CHARACTERS = "0123456789+=" + "".join(c for c in map(chr, range(32, 127)) if c not in "0123456789+=") + "\n"
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ m['content'] }}"
-    "{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 )
 MAX_TOKENS = 10  # "99+99=198" and the end token
 

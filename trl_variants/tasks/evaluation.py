@@ -34,8 +34,7 @@ def greedy_completions(
 
     chats = not isinstance(prompts[0], str)
     texts = [
-        tokenizer.apply_chat_template(p, tokenize=False, add_generation_prompt=True) if chats else p
-        for p in prompts
+        tokenizer.apply_chat_template(p, tokenize=False, add_generation_prompt=True) if chats else p for p in prompts
     ]
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     out = [""] * len(texts)

@@ -40,18 +40,14 @@ def is_number(answer: str) -> bool:
     return re.fullmatch(r"-?\d+(\.\d+)?", answer) is not None
 
 
-def gym_reward(
-    score: Callable[[str | None, Entry], float], entries: Mapping[str, Entry], numeric: bool
-) -> RewardFunc:
+def gym_reward(score: Callable[[str | None, Entry], float], entries: Mapping[str, Entry], numeric: bool) -> RewardFunc:
     """Reward function by reasoning-gym's scorer `score(answer, entry)`.
 
     The answer is the last number of the completion where `numeric`, else the text in its last <answer> tag,
     else all of it. `entries` maps the dataset's `id` to the generator's entry; an unknown id raises KeyError.
     """
 
-    def reasoning_gym_reward(
-        prompts: Any, completions: list[Any], id: Sequence[str], **_: Any
-    ) -> list[float]:
+    def reasoning_gym_reward(prompts: Any, completions: list[Any], id: Sequence[str], **_: Any) -> list[float]:
         from reasoning_gym.utils import extract_answer
 
         scores = []

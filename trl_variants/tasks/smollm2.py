@@ -49,9 +49,7 @@ def _convert(source: Path, folder: Path) -> None:
     # versions without GgufConfig always unpack the weights
     unpack = getattr(transformers, "GgufConfig", None)
     dense = {"quantization_config": unpack(dequantize=True)} if unpack else {}
-    model = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=torch.bfloat16, **dense
-    )
+    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.bfloat16, **dense)
     unflag_quantization(model)
     if hasattr(model.config, "_model_name_or_path"):
         del model.config._model_name_or_path

@@ -1,9 +1,9 @@
 """What a checkpoint holds beside weights and optimizer, so that a resumed run is the run that was killed.
 
-    variant.json            format version, composition, hook states (plain part)
-    variant.safetensors     hook states (tensors), random generators
-    variant_rank{r}.json    micro-step, metrics waiting for the next log line, completions table
-    variant_rank{r}.safetensors  rows that are generated but not trained on yet
+variant.json            format version, composition, hook states (plain part)
+variant.safetensors     hook states (tensors), random generators
+variant_rank{r}.json    micro-step, metrics waiting for the next log line, completions table
+variant_rank{r}.safetensors  rows that are generated but not trained on yet
 """
 
 from __future__ import annotations
@@ -41,14 +41,18 @@ def load_shared(folder: str, composition: Variant) -> tuple[Any, dict[str, torch
     with open(path) as f:
         body = json.load(f)
     if body["format"] > FORMAT:
-        raise VariantError(f"{folder} was written by a newer trl_variants (format {body['format']}, this one reads {FORMAT})")
+        raise VariantError(
+            f"{folder} was written by a newer trl_variants (format {body['format']}, this one reads {FORMAT})"
+        )
     if body["composition"] != json.loads(json.dumps(composition.to_mapping())):
         try:
             changes = diff(variant(body["composition"]), composition)
         except VariantError as error:  # a hook of the checkpoint is not registered here
             changes = [str(error)]
         listed = "\n  ".join(changes or [f"name: {body['composition'].get('name')!r} -> {composition.name!r}"])
-        raise VariantError(f"{folder} was trained with another composition:\n  {listed}\nresume with that one, or start a new run")
+        raise VariantError(
+            f"{folder} was trained with another composition:\n  {listed}\nresume with that one, or start a new run"
+        )
     return body["states"], load_file(os.path.join(folder, "variant.safetensors"))
 
 
@@ -64,7 +68,10 @@ def save_rank(folder: str, rank: int, plain: dict[str, Any], batches: list[dict]
             else:
                 other[name] = value
         lists.append({"tensors": [n for n in batch if f"{i}/{n}" in tensors], "order": list(batch), "other": other})
-    _write(os.path.join(folder, f"variant_rank{rank}.json"), {**plain, "batches": None if batches is None else lists})
+    _write(
+        os.path.join(folder, f"variant_rank{rank}.json"),
+        {**plain, "batches": None if batches is None else lists},
+    )
     save_file(tensors, os.path.join(folder, f"variant_rank{rank}.safetensors"))
 
 
@@ -76,7 +83,9 @@ def load_rank(folder: str, rank: int, device: torch.device) -> tuple[dict[str, A
     """
     path = os.path.join(folder, f"variant_rank{rank}.json")
     if not os.path.exists(path):
-        raise VariantError(f"{folder} holds nothing for process {rank}: resume with the number of processes that wrote it")
+        raise VariantError(
+            f"{folder} holds nothing for process {rank}: resume with the number of processes that wrote it"
+        )
     with open(path) as f:
         plain = json.load(f)
     tensors = load_file(os.path.join(folder, f"variant_rank{rank}.safetensors"))

@@ -32,12 +32,16 @@ class VariantGRPOConfig(GRPOConfig):
     )
     self_test: bool = field(
         default=True,
-        metadata={"help": "For a named variant, check once on the run's own model that the on-policy ratio is 1 and that the "
-                          "gradient does not depend on the split, and print one line."},
-    )  # fmt: skip
+        metadata={
+            "help": "For a named variant, check once on the run's own model that the on-policy ratio is 1 and that the "
+            "gradient does not depend on the split, and print one line."
+        },
+    )
     correct_above: float = field(
         default=0.5,
-        metadata={"help": "A completion counts as correct when its first reward exceeds this (metrics and hooks that ask)."},
+        metadata={
+            "help": "A completion counts as correct when its first reward exceeds this (metrics and hooks that ask)."
+        },
     )
 
     def __post_init__(self):
@@ -62,7 +66,9 @@ def variant_of(config: Any, given: Any = None) -> Variant | None:
     """
     named, edits = getattr(config, "variant", None), getattr(config, "hooks", None)
     if given is not None and named is not None and variant(given) != variant(named):
-        raise VariantError("the trainer's variant= and the configuration's `variant` name different methods; give one of them")
+        raise VariantError(
+            "the trainer's variant= and the configuration's `variant` name different methods; give one of them"
+        )
     named = given if given is not None else named
     if named is None:
         return with_hooks(Variant.from_config(config), edits) if edits else None

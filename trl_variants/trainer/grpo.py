@@ -1,6 +1,7 @@
 """VariantGRPOTrainer: trl.GRPOTrainer running a Variant.
 
-TRL generates, parses, rewards, logs and saves. Everything between rewards and loss is the variant's: `scored_generation`
+TRL generates, parses, rewards, logs and saves. Everything between rewards and loss is the variant's:
+`scored_generation`
 turns rewards into advantages, `window_batches` counts an optimizer step before its first backward, `micro_batch_loss`
 evaluates the objective on one micro-batch or back-propagates its share of the one window objective.
 """
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 from ..checks import check
 from ..composition import Variant
 from ..errors import VariantError
-from ..hooks.metrics import Mean
-from ..objective import advantages, coefficients, evaluate, score
+from ..hooks.metrics import Mean, Metric
+from ..objective import Loss, advantages, coefficients, evaluate, score
 from ..parity import sampler_correction
 from ..records import Run, TokenBatch, Window, column
 from .checkpoint import load_rank, load_shared, save_rank, save_shared
@@ -30,7 +31,7 @@ from .scoring import build_scored, dead_groups
 from .seam import SeamTrainer
 from .selftest import self_test
 from .services import Services
-from .window import count_window, join, token_batch
+from .window import count_window, join, loss_mask, token_batch
 
 
 class VariantGRPOTrainer(SeamTrainer):
@@ -47,10 +48,22 @@ class VariantGRPOTrainer(SeamTrainer):
 
     _tag_names = ["trl", "grpo", "trl-variants"]
 
-    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, train_dataset: Any = None, *positional: Any,
-                 variant: Any = None, **kwargs: Any):  # fmt: skip
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        *positional: Any,
+        variant: Any = None,
+        **kwargs: Any,
+    ):
         if args is None:
-            name = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "") or "model"
+            name = (
+                model
+                if isinstance(model, str)
+                else getattr(getattr(model, "config", None), "_name_or_path", "") or "model"
+            )
             args = VariantGRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
         chosen = variant_of(args, variant)
         self.named = chosen is not None
@@ -73,8 +86,12 @@ class VariantGRPOTrainer(SeamTrainer):
         self._tested = not (self.named and getattr(args, "self_test", False))
         super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
         self.services = Services(self)
-        self.run_facts = Run(max_completion_length=args.max_completion_length or 0, group_size=args.num_generations,
-                             temperature=args.temperature, iterations=args.num_iterations)  # fmt: skip
+        self.run_facts = Run(
+            max_completion_length=args.max_completion_length or 0,
+            group_size=args.num_generations,
+            temperature=args.temperature,
+            iterations=args.num_iterations,
+        )
         for learner in self.variant.learners:
             learner.attach(self)
 
@@ -88,8 +105,12 @@ class VariantGRPOTrainer(SeamTrainer):
     def _derive_switches(self, args: Any) -> None:
         """TRL's switches that a hook implies; the user sets only the hook."""
         if "ref_logps" in self.variant.needs and args.beta == 0.0:
-            coefs = [h.coef for _, h in self.variant.hooks() if h.hook_name == "kl" and isinstance(h.coef, (int, float))]
-            args.beta = coefs[0] if coefs and coefs[0] else 1.0  # TRL reads it only to decide whether a reference is needed
+            coefs = [
+                h.coef for _, h in self.variant.hooks() if h.hook_name == "kl" and isinstance(h.coef, (int, float))
+            ]
+            args.beta = (
+                coefs[0] if coefs and coefs[0] else 1.0
+            )  # TRL reads it only to decide whether a reference is needed
         if any(h.hook_name == "mask_truncated" for h in self.variant.select):
             args.mask_truncated_completions = True
         args.disable_dropout = True  # with dropout the on-policy ratio is not 1
@@ -112,11 +133,10 @@ class VariantGRPOTrainer(SeamTrainer):
             for h in self.variant.prompts:
                 rows = h(rows, self.services)
         output = generate(rows)
-        matrix, ids = self._reward_matrix, self._completion_ids
         if self._empty_rows:
             output["completion_mask"][self._empty_rows] = 0
         group_size = self.num_generations if training else self.num_generations_eval
-        scored = build_scored(self, rows, output, matrix, ids, group_size)
+        scored = build_scored(self, rows, output, self._reward_matrix, self._completion_ids, group_size)
         mine = slice(self.accelerator.process_index * len(rows), (self.accelerator.process_index + 1) * len(rows))
         self._log_generation(scored)
         if training and self._rollout_flags is not None:
@@ -131,11 +151,10 @@ class VariantGRPOTrainer(SeamTrainer):
         self._replace_logged_advantages(advantage)
         width = output["completion_ids"].shape[1]
         output["advantages"] = advantage[mine] if advantage.dim() == 1 else advantage[mine][:, :width]
-        output["completion_mask"] = output["completion_mask"] * scored.keep[mine].unsqueeze(1).to(output["completion_mask"])
-        kept = output["completion_mask"] if output.get("tool_mask") is None else output["completion_mask"] * output["tool_mask"]
-        output["num_items_in_batch"] = self.accelerator.reduce(kept.sum(), reduction="sum")
+        output["completion_mask"] = output["completion_mask"] * scored.keep[mine].unsqueeze(1)
+        output["num_items_in_batch"] = self.accelerator.reduce(loss_mask(output).sum(), reduction="sum")
         output["reward"] = scored.reward[mine].nan_to_num(nan=0.0)
-        output["correct"], output["truncated"] = scored.correct[mine], scored.truncated[mine]
+        output["correct"], output["truncated"] = scored.correct[mine], scored.truncated[mine]  # type: ignore[index]
         output["group"] = scored.group[mine] + self._generations * len(scored.group)
         self._generations += 1
         if scored.origin is not None:
@@ -158,7 +177,9 @@ class VariantGRPOTrainer(SeamTrainer):
         metrics = self._metrics["train" if self.training else "eval"]
         for name, value in dead_groups(scored).items():
             metrics[name].append(value)
-        empty = self.accelerator.reduce(torch.tensor(float(len(self._empty_rows)), device=scored.rewards.device), reduction="sum")
+        empty = self.accelerator.reduce(
+            torch.tensor(float(len(self._empty_rows)), device=scored.rewards.device), reduction="sum"
+        )
         metrics["completions/empty"].append(float(empty) / len(scored.rewards))
 
     def _replace_logged_advantages(self, advantage: Tensor) -> None:
@@ -187,8 +208,17 @@ class VariantGRPOTrainer(SeamTrainer):
         return batch
 
     def _record(self, batch: dict, logps: Tensor, entropy: Tensor | None) -> TokenBatch:
-        return token_batch(batch, logps, entropy, self.window, self.run_facts, lambda x: self.gather_rows(x, 0.0), self._attached,
-                           step=self.state.global_step, progress=self.progress)  # fmt: skip
+        return token_batch(
+            batch,
+            logps,
+            entropy,
+            self.window,
+            self.run_facts,
+            lambda x: self.gather_rows(x, 0.0),
+            self._attached,
+            step=self.state.global_step,
+            progress=self.progress,
+        )
 
     def _whole_window(self, batches: list[dict]) -> TokenBatch:
         """The statistics of every micro-batch of every process, without gradient."""
@@ -216,28 +246,31 @@ class VariantGRPOTrainer(SeamTrainer):
     # --- the loss -----------------------------------------------------------------------------------------------
 
     def micro_batch_loss(self, model: nn.Module, batch: dict) -> Tensor:
-        """The micro-batch's share of the window's loss times the number of processes (gradients are averaged over them)."""
+        """The micro-batch's share of the window's loss, times the processes over which gradients are averaged."""
         logps, entropy, aux = self.logps_and_entropy(model, batch, aux=self.aux_loss_enabled)
         record = self._record(batch, logps, entropy)
-        if self.variant.scope == "window" and not self.training:
-            loss = evaluate(self.variant, join([record], self.gather_rows), self.memory.states, self.memory.rngs)
-            value, result = loss.loss / self.world, loss
-        elif "coefficients" in batch:
-            value = sum((c * s).sum() for s, c in zip((logps, entropy), batch["coefficients"].values(), strict=False))  # type: ignore[arg-type]
-            value, result = value - value.detach() + batch["window_value"], batch.get("window_loss")
+        result: Loss | None
+        if "coefficients" in batch:  # the window is evaluated already; its value is reported in equal shares
+            surrogate = (batch["coefficients"]["logps"] * logps).sum() + (
+                batch["coefficients"]["entropy"] * entropy
+            ).sum()
+            value = surrogate - surrogate.detach() + batch["window_value"]
+            result, share = batch.get("window_loss"), 1.0
+        elif self.variant.scope == "window":  # evaluation: one window over all processes
+            result = evaluate(self.variant, join([record], self.gather_rows), self.memory.states, self.memory.rngs)
+            value, share = result.loss / self.world, 1.0
         else:
             result = evaluate(self.variant, record, self.memory.states, self.memory.rngs)
-            value = result.loss
-        parts = {"entropy": Mean.over(entropy, record.mask)}
+            value, share = result.loss, 1.0 / self.window.micro_batches
+        parts: dict[str, Metric] = {"entropy": Mean.over(entropy, record.mask)}
         if result is not None:
             parts.update(result.parts)
-            share = 1.0 if "window_loss" in batch else 1.0 / self.window.micro_batches
             parts.update(self._term_parts(result.terms, share))
-        if self.aux_loss_enabled:
+            self._stats.append(result.stats)
+        if aux is not None:
             value = value + self.router_aux_loss_coef * aux / self.window.micro_batches
             parts["aux_loss"] = Mean(aux.detach(), torch.ones_like(aux))
         self.book.add(parts)
-        self._stats = [*self._stats, *([result.stats] if result is not None else [])]
         if batch.get("last"):
             self._end_of_window()
         return value * self.world
@@ -281,8 +314,17 @@ class VariantGRPOTrainer(SeamTrainer):
     def save_state(self, folder: str) -> None:
         if self.accelerator.is_main_process:
             save_shared(folder, self.variant, *self.memory.state_dict())
-        plain = {"counters": self.progress_counters(), "generations": self._generations, "logs": self._printable_logs()}
-        save_rank(folder, self.accelerator.process_index, plain, self._buffered_inputs if self.inside_generation else None)
+        plain = {
+            "counters": self.progress_counters(),
+            "generations": self._generations,
+            "logs": self._printable_logs(),
+        }
+        save_rank(
+            folder,
+            self.accelerator.process_index,
+            plain,
+            self._buffered_inputs if self.inside_generation else None,
+        )
 
     def load_state(self, folder: str) -> dict | None:
         shared = load_shared(folder, self.variant)
@@ -308,7 +350,11 @@ class VariantGRPOTrainer(SeamTrainer):
             return None
         logs = self._logs
         plain = {k: list(logs[k]) for k in ("prompt", "completion", "advantages")}
-        return {**plain, "rewards": {k: list(v) for k, v in logs["rewards"].items()}, "extra": {k: list(v) for k, v in logs["extra"].items()}}
+        return {
+            **plain,
+            "rewards": {k: list(v) for k, v in logs["rewards"].items()},
+            "extra": {k: list(v) for k, v in logs["extra"].items()},
+        }
 
     def _restore_logs(self, saved: dict | None) -> None:
         for name, values in (saved or {}).items():
@@ -322,4 +368,6 @@ class VariantGRPOTrainer(SeamTrainer):
 def _require_prompt(dataset: Any, environment: Any) -> None:
     columns = getattr(dataset, "column_names", None)
     if isinstance(columns, list) and environment is None and "prompt" not in columns:
-        raise VariantError(f"the data set has no column `prompt` (it has {', '.join(columns)}): rename the one that holds the prompts")
+        raise VariantError(
+            f"the data set has no column `prompt` (it has {', '.join(columns)}): rename the one that holds the prompts"
+        )

@@ -48,7 +48,9 @@ class HookMemory:
     def load_state_dict(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Restores what `state_dict` gave. Raises VariantError when the hooks are not the same."""
         if set(plain) != set(self.states):
-            raise VariantError(f"the checkpoint holds states of {sorted(plain)}, this variant has {sorted(self.states)}")
+            raise VariantError(
+                f"the checkpoint holds states of {sorted(plain)}, this variant has {sorted(self.states)}"
+            )
         self.states = {path: _join(state, tensors) for path, state in plain.items()}
         for path, generator in self.rngs.items():
             generator.set_state(tensors[f"rng/{path}"].to(torch.uint8))
@@ -69,7 +71,9 @@ def _split(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         return [_split(v, f"{name}/{i}", tensors) for i, v in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise VariantError(f"a hook's state may hold numbers, text, lists, mappings and tensors, not {type(value).__name__} ({name})")
+    raise VariantError(
+        f"a hook's state may hold numbers, text, lists, mappings and tensors, not {type(value).__name__} ({name})"
+    )
 
 
 def _join(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

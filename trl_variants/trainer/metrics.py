@@ -6,6 +6,7 @@ One collective per step instead of several per micro-batch; per-process row coun
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,10 +33,14 @@ class MetricBook:
         """Adds one micro-batch; every process must add the same names in the same order."""
         self._pages.append(dict(parts))
 
-    def close(self, gather: Callable[[Tensor], Tensor], device: torch.device) -> tuple[dict[str, list[float]], dict[str, float]]:
+    def close(
+        self, gather: Callable[[Tensor], Tensor], device: torch.device
+    ) -> tuple[dict[str, list[float]], dict[str, float]]:
         """Ends the window. Returns (values to log per name, the window's merged value per name)."""
         pages, self._pages = self._pages, []
-        flat = [f.to(device, torch.float32).reshape(()) for page in pages for part in page.values() for f in _floats(part)]
+        flat = [
+            f.to(device, torch.float32).reshape(()) for page in pages for part in page.values() for f in _floats(part)
+        ]
         if not flat:
             return {}, {}
         local = torch.stack(flat)
@@ -57,7 +62,7 @@ class MetricBook:
         return (logged if self.per_micro_batch else {k: [v] for k, v in window.items()}), window
 
 
-def _merge(kind: type, columns: list[list[float]]) -> list[float]:
+def _merge(kind: Any, columns: list[list[float]]) -> list[float]:
     if kind is Mean:
         return [sum(column) for column in columns]
     known = [v for v in columns[0] if v == v]

@@ -30,8 +30,14 @@ def missing_extra(arguments: dict[str, Any]) -> MissingExtra | None:
     return None
 
 
-def _sources(model: Any, reward_funcs: Any = None, args: Any = None, processing_class: Any = None, peft_config: Any = None,
-             **_: Any) -> Iterator[tuple[str, str, str]]:  # fmt: skip
+def _sources(
+    model: Any,
+    reward_funcs: Any = None,
+    args: Any = None,
+    processing_class: Any = None,
+    peft_config: Any = None,
+    **_: Any,
+) -> Iterator[tuple[str, str, str]]:
     """What TRL loads by name, in its order: (what, name, what to pass instead)."""
     name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
     if isinstance(model, str):
@@ -40,11 +46,18 @@ def _sources(model: Any, reward_funcs: Any = None, args: Any = None, processing_
         yield "the tokenizer", name, "pass processing_class="
     for function in reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]:
         if isinstance(function, str):
-            yield "the reward model", function, "pass a folder with its config.json and weights, or a Python function"
+            yield (
+                "the reward model",
+                function,
+                "pass a folder with its config.json and weights, or a Python function",
+            )
     adapted = peft_config is not None or hasattr(model, "peft_config")
     if getattr(args, "beta", 0.0) and not adapted:
-        yield ("the reference model", name,
-               "pass the model's folder as model=, load the model from a folder, use peft_config=, or train without a KL")  # fmt: skip
+        yield (
+            "the reference model",
+            name,
+            "pass the model's folder as model=, load the model from a folder, use peft_config=, or train without a KL",
+        )
 
 
 def _is_here(name: str) -> bool:

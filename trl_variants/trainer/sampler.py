@@ -1,8 +1,10 @@
-"""Prompt order as a function of (seed, epoch), so that a resumed run sees what the uninterrupted one would have seen."""
+"""Prompt order as a function of (seed, epoch), so that a resumed run sees what the uninterrupted one would have
+seen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -11,11 +13,12 @@ from torch.utils.data import Sampler
 class ResumableRepeatSampler(Sampler):
     """TRL's RepeatSampler whose epoch e always draws the e-th permutation of its generator.
 
-    An uninterrupted run gets TRL's order; a run that resumes in a later epoch gets the same one, where the stock sampler
+    An uninterrupted run gets TRL's order; a run that resumes in a later epoch gets the same one, where the stock
+    sampler
     would start again with the first permutation.
     """
 
-    def __init__(self, stock: Sampler, epoch: Callable[[], int]):
+    def __init__(self, stock: Any, epoch: Callable[[], int]):
         self.stock = stock
         self.epoch = epoch
 

@@ -24,7 +24,9 @@ def scoring_needs(variant: Variant) -> frozenset[str]:
     return frozenset().union(*wanted)
 
 
-def build_scored(trainer: VariantGRPOTrainer, rows: list[dict], output: dict, matrix: Tensor, ids: list, group_size: int) -> Scored:
+def build_scored(
+    trainer: VariantGRPOTrainer, rows: list[dict], output: dict, matrix: Tensor, ids: list, group_size: int
+) -> Scored:
     """The generation of all processes in one record.
 
     Args:
@@ -39,18 +41,29 @@ def build_scored(trainer: VariantGRPOTrainer, rows: list[dict], output: dict, ma
     tokens: dict[str, Tensor] = {}
     if "tokens" in needs:
         tokens["mask"] = gather(loss_mask(output), 0)
-        for name, key in (("old_logps", "old_per_token_logps"), ("ref_logps", "ref_per_token_logps"), ("rollout_logps", "sampling_per_token_logps")):
+        for name, key in (
+            ("old_logps", "old_per_token_logps"),
+            ("ref_logps", "ref_per_token_logps"),
+            ("rollout_logps", "sampling_per_token_logps"),
+        ):
             if output.get(key) is not None:
                 tokens[name] = gather(output[key], 0)
         if "old_logps" in needs and "old_logps" not in tokens:
             with trainer.scoring():  # on-policy, so TRL did not compute them
-                logps, _, _ = trainer.logps_and_entropy(trainer.model, output, batch_size=trainer.args.per_device_train_batch_size, compute_entropy=False)
+                logps, _, _ = trainer.logps_and_entropy(
+                    trainer.model,
+                    output,
+                    batch_size=trainer.args.per_device_train_batch_size,
+                )
             tokens["old_logps"] = gather(logps, 0)
     every = lambda values: [v for part in _objects(trainer, values) for v in part]  # noqa: E731
     keys = {name: _labels(every(_column(rows, name)), device) for name in sorted(wanted_keys(trainer.variant))}
     texts = {}
     if "texts" in needs:
-        texts = {"prompts": every([r.get("prompt") for r in rows]), "completions": every(trainer._tokenizer.batch_decode(ids, skip_special_tokens=True))}
+        texts = {
+            "prompts": every([r.get("prompt") for r in rows]),
+            "completions": every(trainer._tokenizer.batch_decode(ids, skip_special_tokens=True)),
+        }
     return Scored(
         rewards=matrix,
         weights=trainer.reward_weights.to(device),
@@ -82,25 +95,49 @@ def prompt_key(row: dict) -> str:
 
 
 def dead_groups(scored: Scored) -> dict[str, float]:
-    """Shares of groups without any spread in raw reward, split by what their scorable rows got right; and unscorable rows."""
+    """Shares of groups without any spread in raw reward, split by what their scorable rows got right; and
+    unscorable rows."""
     raw = weighted_sum(scored.rewards, scored.weights)
     valid = ~torch.isnan(raw)
     index = torch.unique(scored.group, return_inverse=True)[1]
     size = int(index.max()) + 1
-    high = torch.full((size,), -torch.inf, device=raw.device).scatter_reduce(0, index[valid], raw[valid].float(), "amax")
+    high = torch.full((size,), -torch.inf, device=raw.device).scatter_reduce(
+        0, index[valid], raw[valid].float(), "amax"
+    )
     low = torch.full((size,), torch.inf, device=raw.device).scatter_reduce(0, index[valid], raw[valid].float(), "amin")
     correct = scored.correct[valid].float()
-    right = torch.full((size,), -1.0, device=raw.device).scatter_reduce(0, index[valid], correct, "amin", include_self=False) > 0
-    wrong = torch.full((size,), -1.0, device=raw.device).scatter_reduce(0, index[valid], correct, "amax", include_self=False) == 0
+    right = (
+        torch.full((size,), -1.0, device=raw.device).scatter_reduce(
+            0, index[valid], correct, "amin", include_self=False
+        )
+        > 0
+    )
+    wrong = (
+        torch.full((size,), -1.0, device=raw.device).scatter_reduce(
+            0, index[valid], correct, "amax", include_self=False
+        )
+        == 0
+    )
     dead = high - low <= 1e-8  # a group with no scorable row has high - low = -inf
-    shares = torch.stack([dead.float().mean(), (dead & right).float().mean(), (dead & wrong).float().mean(), (~valid).float().mean()]).tolist()
-    return {"advantage/dead_groups": shares[0], "advantage/dead_all_right": shares[1], "advantage/dead_all_wrong": shares[2],
-            "advantage/unscorable": shares[3]}  # fmt: skip
+    shares = torch.stack(
+        [
+            dead.float().mean(),
+            (dead & right).float().mean(),
+            (dead & wrong).float().mean(),
+            (~valid).float().mean(),
+        ]
+    ).tolist()
+    return {
+        "advantage/dead_groups": shares[0],
+        "advantage/dead_all_right": shares[1],
+        "advantage/dead_all_wrong": shares[2],
+        "advantage/unscorable": shares[3],
+    }
 
 
 def _column(rows: list[dict], name: str) -> list[Any]:
     if any(name not in row for row in rows):
-        raise VariantError(f"rows are to be grouped by the data set column {name!r}, which it does not have; columns: {sorted(rows[0])}")
+        raise VariantError(f"rows are to be grouped by column {name!r}, and the data set has only {sorted(rows[0])}")
     return [row[name] for row in rows]
 
 

@@ -8,7 +8,8 @@
     micro_batch_loss(model, b)   the loss of one micro-batch, times the number of processes
     state_to_save / load_state   what a checkpoint must hold beside weights and optimizer
 
-`PRIVATE` lists every name with the signature we rely on; a test compares it with the installed TRL and says what changed.
+`PRIVATE` lists every name with the signature we rely on; a test compares it with the installed TRL and says what
+changed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ import torch
 import trl
 from packaging.version import Version
 from torch import Tensor, nn
-from transformers import TrainerCallback
 from transformers import Trainer as HFTrainer
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import shuffle_sequence_dict, split_pixel_values_by_grid, split_tensor_dict, unsplit_pixel_values_by_grid
+from trl.trainer.utils import (
+    shuffle_sequence_dict,
+    split_pixel_values_by_grid,
+    split_tensor_dict,
+    unsplit_pixel_values_by_grid,
+)
 
 from ..errors import RewardError, VariantError
 from .missing import missing_extra, missing_model
@@ -40,30 +46,64 @@ PRIVATE: dict[str, tuple[type, tuple[str, ...]]] = {
     "_generate_and_score_completions": (GRPOTrainer, ("self", "inputs")),
     "_calculate_rewards": (GRPOTrainer, ("self", "inputs", "prompts", "completions", "completion_ids_list")),
     "_generate": (GRPOTrainer, ("self", "prompts")),
-    "_generate_single_turn": (GRPOTrainer, ("self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images")),
+    "_generate_single_turn": (
+        GRPOTrainer,
+        ("self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"),
+    ),
     "_tokenize_prompts": (GRPOTrainer, ("self", "prompts")),
     "_compute_loss": (GRPOTrainer, ("self", "model", "inputs")),
     "_get_train_sampler": (GRPOTrainer, ("self", "dataset")),
-    "_get_per_token_logps_and_entropies": (GRPOTrainer, (
-        "self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy", "compute_aux_loss",
-        "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
-        "token_type_ids", "mm_token_type_ids", "image_position_ids")),
+    "_get_per_token_logps_and_entropies": (
+        GRPOTrainer,
+        (
+            "self",
+            "model",
+            "input_ids",
+            "attention_mask",
+            "logits_to_keep",
+            "batch_size",
+            "compute_entropy",
+            "compute_aux_loss",
+            "pixel_values",
+            "image_grid_thw",
+            "num_images",
+            "pixel_attention_mask",
+            "spatial_shapes",
+            "num_tiles",
+            "image_sizes",
+            "token_type_ids",
+            "mm_token_type_ids",
+            "image_position_ids",
+        ),
+    ),
     "_load_optimizer_and_scheduler": (GRPOTrainer, ("self", "checkpoint")),
     "_save_checkpoint": (GRPOTrainer, ("self", "model", "trial")),
     "_save_optimizer_and_scheduler": (HFTrainer, ("self", "output_dir")),
     "_load_from_checkpoint": (HFTrainer, ("self", "resume_from_checkpoint", "model")),
     "get_batch_samples": (HFTrainer, ("self", "epoch_iterator", "num_batches", "device")),
-}  # fmt: skip
+}
 
-_MULTIMODAL = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
-               "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
+_MULTIMODAL = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
 
 
 def require_supported_trl(version: str = trl.__version__) -> None:
     """Raises ImportError unless the installed TRL is inside the tested range."""
     if not Version(SUPPORTED[0]) <= Version(version) < Version(SUPPORTED[1]):
-        raise ImportError(f"trl_variants supports trl>={SUPPORTED[0]},<{SUPPORTED[1]} and found trl {version}: "
-                          f'pip install "trl>={SUPPORTED[0]},<{SUPPORTED[1]}"')  # fmt: skip
+        raise ImportError(
+            f"trl_variants supports trl>={SUPPORTED[0]},<{SUPPORTED[1]} and found trl {version}: "
+            f'pip install "trl>={SUPPORTED[0]},<{SUPPORTED[1]}"'
+        )
 
 
 def private_names_that_changed() -> list[str]:
@@ -88,8 +128,9 @@ class SeamTrainer(GRPOTrainer):
         self._window: list[dict] = []
         self._loaded: dict | None = None
         self._reward_errors: list[str] = []
-        self._reward_matrix: Tensor | None = None
+        self._reward_matrix: Tensor = torch.empty(0)
         self._empty_rows: list[int] = []
+        self._buffered_inputs: list[dict] | None = None
         self._first_turn = False
         try:
             super().__init__(*args, **kwargs)
@@ -142,7 +183,7 @@ class SeamTrainer(GRPOTrainer):
         """Raises `kind` on every process when any process reports an error, so that none waits for ever."""
         errors = [error]
         if self.world > 1:
-            errors = [None] * self.world  # type: ignore[assignment]
+            errors = [None] * self.world
             torch.distributed.all_gather_object(errors, error)
         for rank, message in enumerate(errors):
             if message is not None:
@@ -197,13 +238,18 @@ class SeamTrainer(GRPOTrainer):
                 generation = split_pixel_values_by_grid(self._generate_and_score_completions(rows))
                 chunks = split_tensor_dict(shuffle_sequence_dict(generation), per_generation)
                 self._buffered_inputs = [unsplit_pixel_values_by_grid(chunk) for chunk in chunks]
-            batches.append(dict(self._buffered_inputs[step % per_generation], iteration=(step % cycle) // per_generation))
+            batches.append(
+                dict(self._buffered_inputs[step % per_generation], iteration=(step % cycle) // per_generation)
+            )
         return batches
 
     @property
     def inside_generation(self) -> bool:
         """Whether the next micro-step still trains on rows that are already generated."""
-        return self._buffered_inputs is not None and self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        return (
+            self._buffered_inputs is not None
+            and self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        )
 
     # --- generation and rewards ---------------------------------------------------------------------------------
 
@@ -216,14 +262,17 @@ class SeamTrainer(GRPOTrainer):
         longest = max((len(ids) for ids in tokenized[0]), default=0)
         room = longest + (self.max_completion_length or 0)
         self.fail_together(
-            f"a prompt of {longest} tokens plus max_completion_length={self.max_completion_length} exceeds the model's {limit} "
-            "positions: shorten or filter the prompts, or lower max_completion_length" if limit and room > limit else None
-        )  # fmt: skip
+            f"a prompt of {longest} tokens plus max_completion_length={self.max_completion_length} exceeds the model's "
+            f"{limit} "
+            "positions: shorten or filter the prompts, or lower max_completion_length"
+            if limit and room > limit
+            else None
+        )
         return tokenized
 
     def _generate(self, prompts: list) -> tuple:
         self._empty_rows, self._first_turn = [], True
-        rollout_func = self.rollout_func
+        rollout_func: Any = getattr(self, "rollout_func")  # noqa: B009
         if rollout_func is not None:
             self.rollout_func = self._without_empty_completions(rollout_func)
         try:
@@ -260,9 +309,12 @@ class SeamTrainer(GRPOTrainer):
         return filled, logprobs
 
     def _calculate_rewards(self, inputs: list, prompts: list, completions: list, completion_ids_list: list) -> Tensor:
-        stock, self._reward_errors = self.reward_funcs, []
+        stock: list = getattr(self, "reward_funcs")  # noqa: B009
+        self._reward_errors = []
         names = self.reward_func_names
-        self.reward_funcs = [f if isinstance(f, nn.Module) else self._guarded(f, n) for f, n in zip(stock, names, strict=True)]
+        self.reward_funcs = [
+            f if isinstance(f, nn.Module) else self._guarded(f, n) for f, n in zip(stock, names, strict=True)
+        ]
         try:
             matrix = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         finally:
@@ -285,7 +337,9 @@ class SeamTrainer(GRPOTrainer):
             return [torch.nan if v is None else float(v) for v in values]
 
         def report(error: Exception, rows: int) -> list:
-            self._reward_errors.append(f"reward function {name!r} failed: {error if isinstance(error, VariantError) else repr(error)}")
+            self._reward_errors.append(
+                f"reward function {name!r} failed: {error if isinstance(error, VariantError) else repr(error)}"
+            )
             return [0.0] * rows
 
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
@@ -308,20 +362,31 @@ class SeamTrainer(GRPOTrainer):
 
     # --- model passes -------------------------------------------------------------------------------------------
 
-    def logps_and_entropy(self, model: nn.Module, batch: dict, aux: bool = False, **options: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def logps_and_entropy(
+        self, model: nn.Module, batch: dict, aux: bool = False, batch_size: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """(B, T) log-probs of the completion tokens, their entropy, and the MoE auxiliary loss (when `aux`)."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-        attention = torch.cat([batch["prompt_mask"], batch.get("attended", batch["completion_mask"])], dim=1)
+        attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         result = self._get_per_token_logps_and_entropies(
-            model, ids, attention, batch["completion_ids"].size(1), compute_aux_loss=aux,
-            **{"compute_entropy": True, **options}, **{k: batch.get(k) for k in _MULTIMODAL},
-        )  # fmt: skip
+            model,
+            ids,
+            attention,
+            batch["completion_ids"].size(1),
+            compute_aux_loss=aux,
+            compute_entropy=True,
+            batch_size=batch_size,
+            **{k: batch.get(k) for k in _MULTIMODAL},
+        )
         return result[0], result[1], result[2]
 
     @contextlib.contextmanager
     def scoring(self) -> Iterator[None]:
         """No gradient, and no gradient checkpointing either, which would only warn."""
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+        with (
+            torch.no_grad(),
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+        ):
             yield
 
     def _compute_loss(self, model: nn.Module, inputs: dict) -> Tensor:
@@ -349,8 +414,12 @@ class SeamTrainer(GRPOTrainer):
 
     def progress_counters(self) -> dict:
         """What transformers keeps between two log lines and forgets on resume."""
-        return {"step": self._step, "tr_loss": float(self._tr_loss), "last_logged": self._globalstep_last_logged,
-                "pending_metrics": {k: list(v) for k, v in self._metrics["train"].items()}}  # fmt: skip
+        return {
+            "step": self._step,
+            "tr_loss": float(self._tr_loss),
+            "last_logged": self._globalstep_last_logged,
+            "pending_metrics": {k: list(v) for k, v in self._metrics["train"].items()},
+        }
 
     def restore_counters(self, counters: dict) -> None:
         self._step = counters["step"]
@@ -384,6 +453,6 @@ def keep_4bit_trainable_on_cpu(model: nn.Module) -> int:
     changed = 0
     for module in model.modules():
         if getattr(module, "support_avx512bf16_for_cpu", False):
-            module.support_avx512bf16_for_cpu = False
+            setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010
             changed += 1
     return changed

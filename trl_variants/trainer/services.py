@@ -25,7 +25,9 @@ class Services:
         return self._trainer.train_dataset
 
     @torch.no_grad()
-    def generate(self, prefix_ids: list[list[int]], n: int = 1, max_new_tokens: int | None = None) -> tuple[list[list[int]], list | None]:
+    def generate(
+        self, prefix_ids: list[list[int]], n: int = 1, max_new_tokens: int | None = None
+    ) -> tuple[list[list[int]], list | None]:
         """Continues each prefix `n` times. Returns (completion ids, the engine's log-probs or None), prefix-major."""
         trainer = self._trainer
         config = getattr(trainer, "generation_config", None)
@@ -49,8 +51,16 @@ class Services:
         left = lambda rows, fill: torch.tensor([[fill] * (width - len(r)) + r for r in rows], device=device)  # noqa: E731
         right = lambda rows, fill: torch.tensor([r + [fill] * (length - len(r)) for r in rows], device=device)  # noqa: E731
         ones = lambda rows: [[1] * len(r) for r in rows]  # noqa: E731
-        batch = {"prompt_ids": left(prompt_ids, pad), "completion_ids": right(completion_ids, pad),
-                 "prompt_mask": left(ones(prompt_ids), 0), "completion_mask": right(ones(completion_ids), 0)}  # fmt: skip
+        batch = {
+            "prompt_ids": left(prompt_ids, pad),
+            "completion_ids": right(completion_ids, pad),
+            "prompt_mask": left(ones(prompt_ids), 0),
+            "completion_mask": right(ones(completion_ids), 0),
+        }
         with trainer.scoring():
-            logps, _, _ = trainer.logps_and_entropy(trainer.model, batch, compute_entropy=False, batch_size=trainer.args.per_device_train_batch_size)
+            logps, _, _ = trainer.logps_and_entropy(
+                trainer.model,
+                batch,
+                batch_size=trainer.args.per_device_train_batch_size,
+            )
         return [row[: len(ids)] for row, ids in zip(logps, completion_ids, strict=True)]

@@ -1,4 +1,5 @@
-"""The optimizer window: its totals before the first backward, and the whole window in one batch where a hook needs it."""
+"""The optimizer window: its totals before the first backward, and the whole window in one batch where a hook needs
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,19 @@ from ..records import Run, TokenBatch, Window
 
 Gather = Callable[[Tensor, float], Tensor]
 
-_PER_TOKEN = ("logps", "mask", "old_logps", "rollout_logps", "ref_logps", "teacher_logps", "entropy", "values", "turn", "segment", "origin")
+_PER_TOKEN = (
+    "logps",
+    "mask",
+    "old_logps",
+    "rollout_logps",
+    "ref_logps",
+    "teacher_logps",
+    "entropy",
+    "values",
+    "turn",
+    "segment",
+    "origin",
+)
 _PER_ROW = ("reward", "correct", "group", "truncated", "prompt_tokens", "generation_tokens", "micro_tokens")
 
 
@@ -38,12 +51,25 @@ def count_window(batches: Sequence[dict], gather: Gather, world: int, generation
         batch["micro_tokens"] = own.sum().float().expand(len(own))
         batch["generation_tokens"] = (batch["num_items_in_batch"].clamp(min=1.0) * generation_share).expand(len(own))
     counts = torch.stack([(table[:, 0] > 0).sum(), table[:, 0].sum(), (per_group > 0).sum()]).tolist()
-    return Window(rows=float(len(table)), live_rows=float(counts[0]), tokens=float(counts[1]), prompts=float(counts[2]),
-                  micro_batches=float(len(batches) * world))  # fmt: skip
+    return Window(
+        rows=float(len(table)),
+        live_rows=float(counts[0]),
+        tokens=float(counts[1]),
+        prompts=float(counts[2]),
+        micro_batches=float(len(batches) * world),
+    )
 
 
-def token_batch(batch: dict, logps: Tensor, entropy: Tensor | None, window: Window, run: Run, gather: Callable[[Tensor], Tensor],
-                extra: Sequence[str] = (), **facts: Any) -> TokenBatch:  # fmt: skip
+def token_batch(
+    batch: dict,
+    logps: Tensor,
+    entropy: Tensor | None,
+    window: Window,
+    run: Run,
+    gather: Callable[[Tensor], Tensor],
+    extra: Sequence[str] = (),
+    **facts: Any,
+) -> TokenBatch:
     """One micro-batch as the hooks see it: a part of its window."""
     return TokenBatch(
         logps=logps,
@@ -86,9 +112,15 @@ def join(parts: Sequence[TokenBatch], gather: Gather) -> TokenBatch:
     columns = {name: rows(name, True) for name in _PER_TOKEN} | {name: rows(name, False) for name in _PER_ROW}
     wide = any(part.advantage.shape[1] > 1 for part in parts)
     values = [part.advantage.expand(-1, part.mask.shape[1]) if wide else part.advantage for part in parts]
-    columns["advantage"] = gather(torch.cat([torch.nn.functional.pad(v, (0, width - v.shape[1])) if wide else v for v in values]), 0)
+    columns["advantage"] = gather(
+        torch.cat([torch.nn.functional.pad(v, (0, width - v.shape[1])) if wide else v for v in values]), 0
+    )
     extra = {k: gather(torch.cat([part.extra[k] for part in parts]), 0) for k in parts[0].extra}
-    unchanged = {f.name: getattr(parts[0], f.name) for f in fields(TokenBatch)} | {"active": None, "log_ratio": None, "scored": None}
+    unchanged = {f.name: getattr(parts[0], f.name) for f in fields(TokenBatch)} | {
+        "active": None,
+        "log_ratio": None,
+        "scored": None,
+    }
     # counts per row come with the rows; the totals of this window are the whole batch's own
     return replace(TokenBatch(**{**unchanged, **columns, "extra": extra, "gather": _alone}), whole=True)
 
