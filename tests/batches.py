@@ -85,9 +85,7 @@ def leaves_of(batch: TokenBatch) -> dict[str, Tensor]:
 def gradient(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     """{statistic: dloss/dstatistic}, zeros where the loss does not depend on it."""
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, retain_graph=True)
-    return {
-        n: torch.zeros_like(x) if d is None else d for (n, x), d in zip(leaves.items(), found, strict=True)
-    }
+    return {n: torch.zeros_like(x) if d is None else d for (n, x), d in zip(leaves.items(), found, strict=True)}
 
 
 def run(variant: Variant, given: dict[str, Any], **changes: Any):
@@ -148,9 +146,7 @@ def padded(given: dict[str, Any], left: int, right: int, value: float = 0.0) -> 
     out = dict(given)
     for name in PER_TOKEN:
         if name in out:
-            out[name] = torch.nn.functional.pad(
-                out[name], (left, right), value=0.0 if name == "mask" else value
-            )
+            out[name] = torch.nn.functional.pad(out[name], (left, right), value=0.0 if name == "mask" else value)
     return out
 
 
@@ -159,9 +155,7 @@ def with_empty_rows(given: dict[str, Any], count: int) -> dict[str, Any]:
     out = dict(given)
     for name in PER_TOKEN:
         out[name] = torch.cat([out[name], torch.zeros(count, out[name].shape[1], dtype=out[name].dtype)])
-    out["rewards"] = torch.cat(
-        [out["rewards"], torch.full((count, out["rewards"].shape[1]), NAN, dtype=torch.float64)]
-    )
+    out["rewards"] = torch.cat([out["rewards"], torch.full((count, out["rewards"].shape[1]), NAN, dtype=torch.float64)])
     out["group"] = torch.cat([out["group"], 1000 + torch.arange(count)])
     out["correct"] = torch.cat([out["correct"], torch.zeros(count, dtype=torch.bool)])
     out["truncated"] = torch.cat([out["truncated"], torch.zeros(count, dtype=torch.bool)])

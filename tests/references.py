@@ -91,9 +91,7 @@ def grouped(
     return out
 
 
-def normalize_each(
-    rewards: torch.Tensor, weights: list[float], group: list[int], eps=1e-4, ddof=1
-) -> list[float]:
+def normalize_each(rewards: torch.Tensor, weights: list[float], group: list[int], eps=1e-4, ddof=1) -> list[float]:
     rows, functions = rewards.shape
     total = [0.0] * rows
     for f in range(functions):
@@ -105,8 +103,7 @@ def normalize_each(
     scorable = [any(not math.isnan(x) for x in row) for row in rewards.tolist()]
     everyone = [x for x, s in zip(total, scorable, strict=True) if s]
     return [
-        (x - mean(everyone)) / (std(everyone, ddof) + eps) if s else 0.0
-        for x, s in zip(total, scorable, strict=True)
+        (x - mean(everyone)) / (std(everyone, ddof) + eps) if s else 0.0 for x, s in zip(total, scorable, strict=True)
     ]
 
 
@@ -122,10 +119,7 @@ def leave_one_out(reward: list[float], group: list[int], normalize=False, eps=1e
         out.append(r - mean(others) if has_baseline[-1] else 0.0)
     if normalize:
         real = [x for x, b in zip(out, has_baseline, strict=True) if b]
-        out = [
-            (x - mean(real)) / (std(real, 1) + eps) if b else 0.0
-            for x, b in zip(out, has_baseline, strict=True)
-        ]
+        out = [(x - mean(real)) / (std(real, 1) + eps) if b else 0.0 for x, b in zip(out, has_baseline, strict=True)]
     return out
 
 
@@ -186,10 +180,7 @@ def advantages(variant: Variant, batch: TokenBatch) -> tuple[Table, list[bool]]:
             continue
         ref = batch.ref_logps.tolist()
         k = [
-            [
-                kl_number(old[i][t] - ref[i][t], h.estimator) if t in positions(batch, i) else 0.0
-                for t in range(width)
-            ]
+            [kl_number(old[i][t] - ref[i][t], h.estimator) if t in positions(batch, i) else 0.0 for t in range(width)]
             for i in range(rows)
         ]
         if h.level == "sequence":
@@ -254,9 +245,7 @@ def log_ratios(h: Any, batch: TokenBatch) -> Table:
             out.append([total] * len(row))
         else:
             assert h.hook_name == "sequence_token"
-            out.append(
-                [average.detach() + batch.logps[i, t] - batch.logps[i, t].detach() for t in range(len(row))]
-            )
+            out.append([average.detach() + batch.logps[i, t] - batch.logps[i, t].detach() for t in range(len(row))])
     return out
 
 
@@ -274,9 +263,7 @@ def ppo(h: Any, log_ratio: Any, a: float) -> Any:
     return value
 
 
-def objective(
-    h: Any, log_ratio: Table, advantage: Table, batch: TokenBatch, active: list[list[bool]]
-) -> Table:
+def objective(h: Any, log_ratio: Table, advantage: Table, batch: TokenBatch, active: list[list[bool]]) -> Table:
     """Per token, to be maximised; a per-row value is repeated."""
     name = h.hook_name
     if name == "ppo":
@@ -380,9 +367,7 @@ def weight(h: Any, batch: TokenBatch, advantage: Table) -> Table:
     if batch.rollout_logps is None:
         return table(batch, lambda i, t: 1.0)
     if h.mode.startswith("sequence"):
-        return table(
-            batch, lambda i, t: correction_ratio(batch, i, positions(batch, i), h.mode, h.min, h.max)
-        )
+        return table(batch, lambda i, t: correction_ratio(batch, i, positions(batch, i), h.mode, h.min, h.max))
     return table(batch, lambda i, t: correction_ratio(batch, i, [t], h.mode, h.min, h.max))
 
 
@@ -430,9 +415,7 @@ def regularizer(
             r = exp(log_ratio[i][t])
             return k * {"none": 1.0, "live": r, "detached": number(r)}[h.weight]
 
-        return h.coef * aggregate(
-            TokenMeanLike if h.own_token_mean else variant.aggregate, table(batch, term), batch
-        )
+        return h.coef * aggregate(TokenMeanLike if h.own_token_mean else variant.aggregate, table(batch, term), batch)
     if name in ("entropy_bonus", "adaptive_entropy"):
         coef = h.coef
         if name == "adaptive_entropy":
@@ -447,9 +430,7 @@ def regularizer(
     return -h.coef * aggregate(TokenMeanLike, table(batch, lambda i, t: batch.logps[i, t]), batch, right)
 
 
-def loss(
-    variant: Variant, batch: TokenBatch, states: dict[str, Any] | None = None, given: Table | None = None
-) -> Any:
+def loss(variant: Variant, batch: TokenBatch, states: dict[str, Any] | None = None, given: Table | None = None) -> Any:
     """The loss of a whole window by loops, from its rewards or from `given` advantages."""
     advantage, enters = advantages(variant, batch) if given is None else (given, [True] * len(given))
     keep = torch.tensor(enters, dtype=batch.mask.dtype).unsqueeze(1)

@@ -156,8 +156,7 @@ def test_runs_that_cannot_be_what_they_say():
     assert any("never acts" in f.message for f in check(variant("dapo"), on_policy))
     assert check(variant("dapo", ratio="on_policy", clip="none"), on_policy) == []
     assert any(
-        "ratio is 1 by definition" in f.message
-        for f in check(variant("dapo", ratio="on_policy", clip="none"), config)
+        "ratio is 1 by definition" in f.message for f in check(variant("dapo", ratio="on_policy", clip="none"), config)
     )
 
 
@@ -172,9 +171,7 @@ def test_batches_that_cannot_be_grouped():
     )
     assert any("needs at least two completions" in f.message for f in check(variant("dapo"), one))
     one.num_generations = 3
-    assert any(
-        "of 4 rows is not a multiple of num_generations=3" in f.message for f in check(variant("dapo"), one)
-    )
+    assert any("of 4 rows is not a multiple of num_generations=3" in f.message for f in check(variant("dapo"), one))
     one.num_generations = 4
     assert levels(variant("dapo"), one) == []
 

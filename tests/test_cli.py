@@ -135,9 +135,7 @@ def test_the_command_line_beats_the_file(recipe_file):
 
 
 def test_types_are_the_fields_own(recipe_file):
-    path = recipe_file(
-        run_name=5, lora_target_modules="all-linear", use_peft=True, lr_scheduler_kwargs={"a": 1}
-    )
+    path = recipe_file(run_name=5, lora_target_modules="all-linear", use_peft=True, lr_scheduler_kwargs={"a": 1})
     spec = recipe.load(path, ["--learning_rate", "3", "--log_completions", "--generation_kwargs.top_k", "5"])
     assert spec.config.learning_rate == 3.0 and isinstance(spec.config.learning_rate, float)
     assert spec.config.run_name == "5" and spec.config.log_completions is True
@@ -197,9 +195,7 @@ def test_a_missing_recipe_names_those_there_are(capsys, recipe_file):
     assert other in mistake(capsys, "train", str(Path(other).with_name("quikstart.yaml")))
 
 
-@pytest.mark.parametrize(
-    "text, sentence", [("a: [1", "not valid YAML at line"), ("- a", "must be a YAML mapping")]
-)
+@pytest.mark.parametrize("text, sentence", [("a: [1", "not valid YAML at line"), ("- a", "must be a YAML mapping")])
 def test_broken_yaml(text, sentence, tmp_path, capsys):
     (tmp_path / "r.yaml").write_text(text)
     assert sentence in mistake(capsys, "check", str(tmp_path / "r.yaml"))
@@ -372,9 +368,5 @@ def test_data_without_prompts(recipe_file, tmp_path, capsys):
 
 def test_four_bit_without_bitsandbytes_names_the_extra(recipe_file, monkeypatch, capsys):
     find_spec = sources.importlib.util.find_spec
-    monkeypatch.setattr(
-        sources.importlib.util, "find_spec", lambda n: None if n == "bitsandbytes" else find_spec(n)
-    )
-    assert 'pip install "trl_variants[quantization]"' in mistake(
-        capsys, "train", recipe_file(load_in_4bit=True)
-    )
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda n: None if n == "bitsandbytes" else find_spec(n))
+    assert 'pip install "trl_variants[quantization]"' in mistake(capsys, "train", recipe_file(load_in_4bit=True))

@@ -36,9 +36,7 @@ def test_seams_that_hold_several():
     v = variant("dapo", weight=["entropy_quantile", {"off_policy_mask": {"threshold": 0.1}}])
     assert v.weight == (EntropyQuantile(), OffPolicySequenceMask(0.1))
     assert variant("dapo", weight="entropy_quantile").weight == (EntropyQuantile(),)
-    assert (
-        variant("grpo", regularizers=None).regularizers == variant("grpo", regularizers=[]).regularizers == ()
-    )
+    assert variant("grpo", regularizers=None).regularizers == variant("grpo", regularizers=[]).regularizers == ()
     assert variant("dapo", regularizer="kl").regularizers == (KL(),), "the singular names the same seam"
     assert [p for p, _ in v.hooks()] == ["advantage", "ratio", "clip", "weight.0", "weight.1", "aggregate"]
 
@@ -54,12 +52,7 @@ def test_mapping_forms():
     assert variant({"name": "dapo", "clip": "sapo"}, ratio="sequence").ratio == SequenceRatio()
     full = {"advantage": "leave_one_out", "ratio": "token", "clip": "none", "aggregate": "token_mean"}
     own = variant(full)
-    assert (
-        own.name == "custom"
-        and own.about is None
-        and own.advantage == LeaveOneOut()
-        and own.regularizers == ()
-    )
+    assert own.name == "custom" and own.about is None and own.advantage == LeaveOneOut() and own.regularizers == ()
     assert variant(full | {"name": "mine"}).name == "mine"
     assert "custom" in own.describe()
 
@@ -114,9 +107,7 @@ def test_messages(spec, edits, message):
 
 def test_diff():
     assert diff(variant("dapo"), variant("dapo")) == []
-    assert diff(variant("dapo"), variant("dapo", clip="sapo")) == [
-        "clip: {'ppo': {'eps_high': 0.28}} -> 'sapo'"
-    ]
+    assert diff(variant("dapo"), variant("dapo", clip="sapo")) == ["clip: {'ppo': {'eps_high': 0.28}} -> 'sapo'"]
     assert diff(variant("dapo"), variant("grpo")) == [
         "clip: {'ppo': {'eps_high': 0.28}} -> 'ppo'",
         "aggregate: 'token_mean' -> 'sequence_mean'",
@@ -157,10 +148,7 @@ def test_describe_reads_like_the_paper():
     assert text.startswith("gspo: Group Sequence Policy Optimization")
     assert "https://arxiv.org/abs/2507.18071" in text and "side trajectory" in text
     assert "loss = -1/N_rows sum_i 1/|y_i| sum_t [ min(r A, clip(r, 1-0.0003, 1+0.0004) A) ]" in text
-    assert (
-        "with s = exp(1/|y| sum_t lp_t - lp_old,t)" in text
-        and "A = (R - mean_group) / (std_group + 0.0001)" in text
-    )
+    assert "with s = exp(1/|y| sum_t lp_t - lp_old,t)" in text and "A = (R - mean_group) / (std_group + 0.0001)" in text
     assert "deviation: with one update per rollout" in text
     assert str(variant("gspo")) == text
     grpo = variant("grpo").describe()

@@ -34,9 +34,7 @@ def test_order_of_the_seams():
     note("advantage", "a", lambda s: s.reward)
     note("credit", "c", lambda a, b: a + 10.0)
     note("weight", "later", lambda b: b.log_ratio.exp())  # sees the ratio
-    note(
-        "weight", "first", lambda b: (b.advantage > 12.0).double() * b.mask, selects=True
-    )  # sees the final advantage
+    note("weight", "first", lambda b: (b.advantage > 12.0).double() * b.mask, selects=True)  # sees the final advantage
     note("ratio", "q", lambda b: b.active * 0.0 + b.logps - b.anchor)
     note("clip", "k", lambda lr, a, b: lr.exp() * a * b.active)
     note("aggregate", "g", lambda x, b: (x * b.mask).sum() / b.window.tokens)
@@ -67,16 +65,12 @@ def test_a_term_has_its_own_aggregate_coefficient_and_mask():
     @hook("regularizers", "own")
     def own(batch, which: str = "policy"):
         aggregate = None if which == "policy" else lambda x, b: (x * b.mask).sum() * 100
-        return Term(
-            torch.ones_like(batch.logps), 2.0, aggregate, mask=batch.mask * torch.tensor([[1.0, 0.0, 0.0]])
-        )
+        return Term(torch.ones_like(batch.logps), 2.0, aggregate, mask=batch.mask * torch.tensor([[1.0, 0.0, 0.0]]))
 
     batch = TokenBatch.from_tensors(torch.zeros(2, 3), advantage=[0.0, 0.0])
     # the policy's token mean over the masked tokens is 1; own: two tokens * 100
     assert float(variant("dapo", regularizers=["own"]).loss(batch).loss) == pytest.approx(2.0)
-    assert float(variant("dapo", regularizers=[{"own": {"which": "own"}}]).loss(batch).loss) == pytest.approx(
-        400.0
-    )
+    assert float(variant("dapo", regularizers=[{"own": {"which": "own"}}]).loss(batch).loss) == pytest.approx(400.0)
 
 
 def test_weights_keep_no_graph():
@@ -131,9 +125,7 @@ def test_back_propagating_the_coefficients_through_a_model_is_the_direct_gradien
     x, y = torch.rand(shape, generator=g).double(), torch.rand(shape, generator=g).double()
     w, u = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (-1.0, 0.5))
     model = lambda: {"logps": x * w - 1 + torch.sin(y * u), "entropy": (x * u) ** 2}  # noqa: E731
-    v = variant(
-        name, weight=[{"entropy_quantile": {"keep": 0.5}}], regularizers=[{"entropy_bonus": {"coef": 0.3}}]
-    )
+    v = variant(name, weight=[{"entropy_quantile": {"keep": 0.5}}], regularizers=[{"entropy_bonus": {"coef": 0.3}}])
     batch = with_advantages(v, TokenBatch.from_tensors(**(given | model())))
     direct = torch.autograd.grad(evaluate(v, batch).loss, [w, u])
     _, c = coefficients(v, batch)
@@ -150,9 +142,7 @@ def test_states_are_given_by_path_and_default_to_the_initial_one():
     v = variant("dapo", regularizers=[{"adaptive_entropy": {"coef": 0.5}}])
     batch = TokenBatch.from_tensors(torch.zeros(1, 1), advantage=[0.0], entropy=[[2.0]])
     assert float(v.loss(batch).loss) == 0.0, "the first window applies nothing"
-    assert float(
-        v.loss(batch, {"regularizers.0": {"coef": 0.25, "last_entropy": 0.0}}).loss
-    ) == pytest.approx(-0.5)
+    assert float(v.loss(batch, {"regularizers.0": {"coef": 0.25, "last_entropy": 0.0}}).loss) == pytest.approx(-0.5)
     assert float(v.loss(batch, {"regularizers.7": {"coef": 0.25, "last_entropy": 0.0}}).loss) == 0.0
 
 
@@ -213,6 +203,4 @@ def test_logps_must_be_finite_where_masked():
     finite = build(given, logps=given["logps"].masked_fill(outside, 1e30))
     loss = variant("dapo").loss(finite)
     assert torch.isfinite(loss.loss) and not gradient(loss.loss, leaves_of(finite))["logps"][outside].any()
-    assert torch.isnan(
-        variant("dapo").loss(build(given, logps=given["logps"].masked_fill(outside, NAN))).loss
-    )
+    assert torch.isnan(variant("dapo").loss(build(given, logps=given["logps"].masked_fill(outside, NAN))).loss)

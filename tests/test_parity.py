@@ -75,9 +75,7 @@ SETTINGS = [
 
 
 def config(**settings) -> GRPOConfig:
-    return GRPOConfig(
-        output_dir="unused", use_cpu=True, bf16=False, **({"max_completion_length": 11} | settings)
-    )
+    return GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **({"max_completion_length": 11} | settings))
 
 
 def stand_in(args: GRPOConfig, logps, entropy, coef, last):
@@ -123,10 +121,7 @@ def stand_in(args: GRPOConfig, logps, entropy, coef, last):
 
 def window(v: Variant, on_policy: bool):
     """Twelve rows of two generations whose token counts differ; a row without tokens among them."""
-    given = {
-        k: x[:ROWS] if isinstance(x, torch.Tensor) and k != "reward_weights" else x
-        for k, x in inputs(21).items()
-    }
+    given = {k: x[:ROWS] if isinstance(x, torch.Tensor) and k != "reward_weights" else x for k, x in inputs(21).items()}
     given |= {
         "rewards": None,
         "reward_weights": None,
@@ -136,9 +131,7 @@ def window(v: Variant, on_policy: bool):
     batch.advantage[4] = 0.0
     return replace(
         batch,
-        generation_tokens=torch.tensor(
-            [float(batch.mask[:8].sum())] * 8 + [float(batch.mask[8:].sum()) * 2] * 4
-        ),
+        generation_tokens=torch.tensor([float(batch.mask[:8].sum())] * 8 + [float(batch.mask[8:].sum()) * 2] * 4),
     )
 
 
@@ -213,9 +206,7 @@ def test_names_and_hooks_of_trl_s_defaults():
 def test_gmpo_config_gives_gmpo():
     from trl.experimental.gmpo import GMPOConfig
 
-    args = GMPOConfig(
-        output_dir="unused", use_cpu=True, bf16=False, beta=0.1, importance_sampling_level="sequence"
-    )
+    args = GMPOConfig(output_dir="unused", use_cpu=True, bf16=False, beta=0.1, importance_sampling_level="sequence")
     v = Variant.from_config(args)
     assert v.name == "trl-gmpo" and v.clip.hook_name == "geometric_mean" and v.ratio.hook_name == "token"
     assert (v.clip.eps_low, v.aggregate.hook_name, v.regularizers[0].weight) == (

@@ -15,9 +15,7 @@ from trl_variants.records import LOG_RATIO_BOUND, bounded_exp, column, masked_me
 def test_log_ratios_are_bounded_before_exp():
     x = torch.tensor([-1e9, -1.0, 0.0, 1e9], requires_grad=True)
     y = bounded_exp(x)
-    assert y.tolist() == pytest.approx(
-        [math.exp(-LOG_RATIO_BOUND), math.exp(-1), 1.0, math.exp(LOG_RATIO_BOUND)]
-    )
+    assert y.tolist() == pytest.approx([math.exp(-LOG_RATIO_BOUND), math.exp(-1), 1.0, math.exp(LOG_RATIO_BOUND)])
     assert torch.autograd.grad(y.sum(), x)[0].tolist() == pytest.approx([0.0, math.exp(-1), 1.0, 0.0])
 
 
@@ -72,13 +70,9 @@ def test_recounting_under_another_mask():
     # a part only knows its own micro-batch, and the number of micro-batches
     piece = split(batch, [[0, 1, 2], list(range(3, 13))])[0].with_mask(half[[0, 1, 2]])
     assert (
-        math.isnan(piece.window.tokens)
-        and math.isnan(piece.window.rows)
-        and torch.isnan(piece.generation_tokens).all()
+        math.isnan(piece.window.tokens) and math.isnan(piece.window.rows) and torch.isnan(piece.generation_tokens).all()
     )
-    assert (
-        piece.micro_tokens.tolist() == [float(half[[0, 1, 2]].sum())] * 3 and piece.window.micro_batches == 2
-    )
+    assert piece.micro_tokens.tolist() == [float(half[[0, 1, 2]].sum())] * 3 and piece.window.micro_batches == 2
     # in a window of several generations the tokens per generation are not known either
     batch.generation_tokens = torch.arange(1.0, 14.0)
     assert torch.isnan(batch.with_mask(half).generation_tokens).all()
@@ -93,17 +87,16 @@ def test_from_tensors_of_lists_and_one_row():
 
 def test_from_tensors_keeps_the_precision_of_the_log_probs():
     logps = torch.tensor([[-0.7]], dtype=torch.float64)
-    batch = TokenBatch.from_tensors(
-        logps, old_logps=[[-0.7]], advantage=[0.1], rewards=[[0.3]], reward_weights=[0.1]
-    )
+    batch = TokenBatch.from_tensors(logps, old_logps=[[-0.7]], advantage=[0.1], rewards=[[0.3]], reward_weights=[0.1])
     assert float(batch.old_logps) == -0.7 and float(batch.advantage) == 0.1
     assert float(batch.scored.rewards) == 0.3 and float(batch.scored.weights) == 0.1
 
 
 def test_from_tensors_takes_correctness_with_and_without_rewards():
-    assert TokenBatch.from_tensors(
-        torch.zeros(2, 1), advantage=[0, 0], correct=[True, False]
-    ).correct.tolist() == [True, False]
+    assert TokenBatch.from_tensors(torch.zeros(2, 1), advantage=[0, 0], correct=[True, False]).correct.tolist() == [
+        True,
+        False,
+    ]
     with_both = TokenBatch.from_tensors(torch.zeros(2, 1), rewards=[0.9, 0.1], correct=[False, True])
     assert with_both.correct.tolist() == [False, True]
     assert TokenBatch.from_tensors(torch.zeros(2, 1), rewards=[0.9, 0.1]).correct.tolist() == [True, False]

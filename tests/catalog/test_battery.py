@@ -48,9 +48,7 @@ COMPOSED = {
         regularizers=[{"entropy_bonus": {"coef": 0.1}}, {"kl": {"coef": 0.1}}],
     ),
     "gmpo + top-entropy tokens": variant("gmpo", weight=[{"entropy_quantile": {"keep": 0.6}}]),
-    "grpo + adaptive entropy": variant(
-        "grpo", regularizers=[{"adaptive_entropy": {"coef": 0.1, "target": 2.0}}]
-    ),
+    "grpo + adaptive entropy": variant("grpo", regularizers=[{"adaptive_entropy": {"coef": 0.1, "target": 2.0}}]),
     "grpo + nll of correct rows": variant("grpo", regularizers=[{"nll": {"coef": 0.1}}]),
     "grpo + discount": variant("grpo", credit=[{"discount": {"gamma": 0.9}}]),
     "grpo, unclipped, live rows": variant("grpo", clip="none", aggregate={"sequence_mean": {"rows": "live"}}),
@@ -65,21 +63,15 @@ COMPOSED = {
     "dapo, truncated rows out, bounded rewards": variant(
         "dapo", select=["mask_truncated"], rewards=[{"clip_reward": {"low": 0.0, "high": 0.9}}]
     ),
-    "grpo + live k1": variant(
-        "grpo", regularizers=[{"kl": {"coef": 0.1, "estimator": "k1", "weight": "live"}}]
-    ),
+    "grpo + live k1": variant("grpo", regularizers=[{"kl": {"coef": 0.1, "estimator": "k1", "weight": "live"}}]),
     "gspo + detached k2": variant(
         "gspo", regularizers=[{"kl": {"coef": 0.1, "estimator": "k2", "weight": "detached"}}]
     ),
     "gdpo": variant("grpo", advantage="normalize_each"),
     "rloo, normalised": variant("rloo", advantage={"leave_one_out": {"normalize": True}}),
-    "batch scale, raw singletons": variant(
-        "grpo", advantage={"grouped": {"std": "batch", "singleton": "raw"}}
-    ),
+    "batch scale, raw singletons": variant("grpo", advantage={"grouped": {"std": "batch", "singleton": "raw"}}),
     "cispo with a floor": variant("cispo", clip={"cispo": {"cap": 1.1, "floor": 0.9}}),
-    "vespo + folded sampler": variant(
-        "vespo", clip={"gamma_weight": {"sampler": "token_mask", "sampler_max": 1.2}}
-    ),
+    "vespo + folded sampler": variant("vespo", clip={"gamma_weight": {"sampler": "token_mask", "sampler_max": 1.2}}),
     "two corrections of different kinds": variant(
         "dapo",
         weight=[
@@ -203,9 +195,7 @@ def test_loss_and_gradient_equal_the_slow_reference(v, seed):
     assert_equals_reference(v, inputs(seed))
 
 
-@pytest.mark.parametrize(
-    "name", ["grpo", "dr-grpo", "gspo", "luspo", "sapo", "gmpo", "two-sided-clip", "dual-clip"]
-)
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "gspo", "luspo", "sapo", "gmpo", "two-sided-clip", "dual-clip"])
 def test_gradient_equals_finite_differences(name):
     # these have no detached factor, so the loss may be differenced: (L(x+h) - L(x-h)) / 2h, error h^2 = 1e-10
     v, h = variant(name), 1e-5
@@ -349,9 +339,7 @@ def test_empty_rows_count_only_where_rows_are_counted(v):
         "constant": True,
     }
     share = rows / (rows + extra) if by_rows.get(v.aggregate.hook_name) else 1.0
-    terms = {
-        name: (share if _uses_policy_aggregate(v, name) else 1.0) * float(x) for name, x in loss.terms.items()
-    }
+    terms = {name: (share if _uses_policy_aggregate(v, name) else 1.0) * float(x) for name, x in loss.terms.items()}
     assert {n: float(x) for n, x in other.terms.items()} == pytest.approx(terms, rel=1e-9, abs=1e-12)
     for name in grads:
         assert not g[name][rows:].any()
@@ -453,9 +441,7 @@ def test_each_missing_need_is_a_named_error(v):
     for name in asked:
         with pytest.raises(VariantError, match=f"`{name}`"):
             of_whole(v, GIVEN | {name: None})
-    needed = GIVEN | {
-        n: None for n in ("ref_logps", "entropy", "truncated", "rollout_logps") if n not in v.needs
-    }
+    needed = GIVEN | {n: None for n in ("ref_logps", "entropy", "truncated", "rollout_logps") if n not in v.needs}
     if not any(h.hook_name == "off_policy_mask" for h in v.weight):  # uses the sampler's where there are some
         assert_close(of_whole(v, needed)[0].loss, of_whole(v)[0].loss, "what no hook needs changes nothing")
     rollout_is_the_anchor = getattr(v.ratio, "anchor", "old") == "rollout"
@@ -468,9 +454,7 @@ def test_each_missing_need_is_a_named_error(v):
             without = without.with_(clip=clip.GammaWeight())
         bare = GIVEN | {"rollout_logps": None}
         assert_close(of_whole(v, bare)[0].loss, of_whole(without, bare)[0].loss, "no sampler, no correction")
-        assert abs(float(of_whole(v)[0].loss - of_whole(v, bare)[0].loss)) > 1e-6, (
-            "with one there is a correction"
-        )
+        assert abs(float(of_whole(v)[0].loss - of_whole(v, bare)[0].loss)) > 1e-6, "with one there is a correction"
 
 
 @every
@@ -555,20 +539,14 @@ def test_ids_and_aliases_are_unique():
     assert len(labels) == len(set(labels)) and all(label == label.lower() for label in labels)
 
 
-HOOKS = [
-    (s, n) for s in SEAMS for n in hook_names(s) if hook_class(s, n).__module__.startswith("trl_variants.")
-]
+HOOKS = [(s, n) for s in SEAMS for n in hook_names(s) if hook_class(s, n).__module__.startswith("trl_variants.")]
 
 
 @pytest.mark.parametrize("seam, name", HOOKS, ids=[f"{s}.{n}" for s, n in HOOKS])
 def test_hook_documents_itself(seam, name):
     cls = hook_class(seam, name)
-    assert cls.__doc__ and not cls.__doc__.startswith(cls.__name__ + "("), (
-        "a dataclass' own docstring says nothing"
-    )
-    assert re.search(r"\d{4}\.\d{5}|TRL|OpenRLHF|DeepSeek|REINFORCE", cls.__doc__), (
-        "a paper or the code it follows"
-    )
+    assert cls.__doc__ and not cls.__doc__.startswith(cls.__name__ + "("), "a dataclass' own docstring says nothing"
+    assert re.search(r"\d{4}\.\d{5}|TRL|OpenRLHF|DeepSeek|REINFORCE", cls.__doc__), "a paper or the code it follows"
     assert re.search(r"\([NB],\)|\([NB], ?[T1F]\)", cls.__doc__), "the shape of what it returns"
     assert cls.math, "one line for describe()"
 
@@ -628,10 +606,7 @@ MUTANTS = [
         clip.GeometricMean,
         "__call__",
         lambda self, lr, a, b: (
-            (lr.clamp(-0.4, 0.4) * b.mask)
-            .sum(-1, keepdim=True)
-            .div(b.mask.sum(-1, keepdim=True).clamp(min=1))
-            .exp()
+            (lr.clamp(-0.4, 0.4) * b.mask).sum(-1, keepdim=True).div(b.mask.sum(-1, keepdim=True).clamp(min=1)).exp()
             * a
         ),
     ),
@@ -658,9 +633,7 @@ def test_the_helpers_cut_what_they_say():
     whole = with_advantages(variant("dapo"), build(GIVEN))
     pieces = split(whole, [[2, 0], list(range(3, len(whole.mask))), [1]])
     assert [len(p.mask) for p in pieces] == [2, len(whole.mask) - 3, 1]
-    assert all(
-        not p.whole and p.window.rows == len(whole.mask) and p.window.micro_batches == 3 for p in pieces
-    )
+    assert all(not p.whole and p.window.rows == len(whole.mask) and p.window.micro_batches == 3 for p in pieces)
     assert float(pieces[0].micro_tokens[0]) == float(whole.mask[[2, 0]].sum())
     assert torch.equal(pieces[0].prompt_tokens, whole.prompt_tokens[[2, 0]])
     assert set(SINGLE) < set(SEAMS) and run(variant("dapo"), GIVEN)[1].keys() == {"logps", "entropy"}

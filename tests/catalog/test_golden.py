@@ -338,9 +338,7 @@ def test_golden(case):
         if what == "advantage":
             got, wanted = (x * batch.mask if x.shape[1] > 1 else x for x in (got, wanted))
         assert got.shape == wanted.shape, what
-        torch.testing.assert_close(
-            got, wanted, rtol=2e-6, atol=case.atol, msg=lambda m, what=what: f"{what}: {m}"
-        )
+        torch.testing.assert_close(got, wanted, rtol=2e-6, atol=case.atol, msg=lambda m, what=what: f"{what}: {m}")
 
 
 def test_names_are_unique():
@@ -417,9 +415,7 @@ def test_dual_clip_is_the_two_sided_clip_with_delta_equal_to_c():
     for name, bound in (("delta", {"delta": 4.0}), ("floor", {"floor": 4.0})):
         logps = torch.zeros(200, 1, dtype=torch.float64, requires_grad=True)
         for sign in (1.0, -1.0):
-            batch = TokenBatch.from_tensors(
-                logps, old_logps=-r.log()[:, None], advantage=torch.full((200,), sign)
-            )
+            batch = TokenBatch.from_tensors(logps, old_logps=-r.log()[:, None], advantage=torch.full((200,), sign))
             loss = variant("dapo", clip={"ppo": bound}).loss(batch)
             values[name, sign] = loss.objective.detach(), torch.autograd.grad(loss.loss, logps)[0]
     for sign in (1.0, -1.0):

@@ -92,14 +92,10 @@ def test_token_whitened_equals_the_loop_reference(h, kl):
 
 def test_group_centring_also_moves_rewards_that_are_spread_over_tokens():
     # scores 1 and 3 (mean 2), penalty .5 on the first token: rewards -.5 -1 | 0 1, returns -1.5 -1 | 1 1
-    s = scored(
-        [1.0, 3.0], mask=[[1, 1], [1, 1]], token_rewards=torch.tensor([[-0.5, 1.0], [0.0, 3.0]]).double()
-    )
+    s = scored([1.0, 3.0], mask=[[1, 1], [1, 1]], token_rewards=torch.tensor([[-0.5, 1.0], [0.0, 3.0]]).double())
     got = TokenWhitened("group", shift_mean=False, var_floor=1.0)(s)
     # mean of the returns -.125, variance 1.296875
-    assert got.tolist() == [
-        pytest.approx([x / 1.296875**0.5 for x in row]) for row in ([-1.5, -1.0], [1.0, 1.0])
-    ]
+    assert got.tolist() == [pytest.approx([x / 1.296875**0.5 for x in row]) for row in ([-1.5, -1.0], [1.0, 1.0])]
 
 
 def test_ragged_groups_in_any_order():
@@ -112,9 +108,7 @@ def test_a_row_out_of_the_baseline_moves_no_statistic():
     # the third row (say a teacher's) would lift the mean from .5 to 4
     s = scored([1.0, 0.0, 11.0], in_baseline=torch.tensor([True, True, False]))
     for h in (Grouped(std="none"), LeaveOneOut()):
-        assert h(s).tolist() == pytest.approx(
-            [0.5, -0.5, 0.0] if isinstance(h, Grouped) else [1.0, -1.0, 0.0]
-        )
+        assert h(s).tolist() == pytest.approx([0.5, -0.5, 0.0] if isinstance(h, Grouped) else [1.0, -1.0, 0.0])
 
 
 def test_missing_rewards():
@@ -141,9 +135,7 @@ def test_a_key_column_of_the_data_set():
     # centred by prompt: .5, -.5, 1, -1; scaled by task: std of (1, 4) and of (0, 2)
     by_task = [abs(4 - 1) / 2**0.5, abs(2 - 0) / 2**0.5]
     got = Grouped(mean="group", std="task", eps=0.0)(s)
-    assert got.tolist() == pytest.approx(
-        [0.5 / by_task[0], -0.5 / by_task[1], 1 / by_task[0], -1 / by_task[1]]
-    )
+    assert got.tolist() == pytest.approx([0.5 / by_task[0], -0.5 / by_task[1], 1 / by_task[0], -1 / by_task[1]])
     with pytest.raises(
         VariantError, match="grouped by 'tusk'.*did you mean task.*known keys: group, batch, none, task"
     ):

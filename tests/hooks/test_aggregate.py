@@ -100,9 +100,7 @@ def test_spans_of_the_token_mean():
     # four rows in two micro-batches, |y| = 1, 3 | 2, 2; the second pair comes from a generation with 16
     # tokens per window, the first pair from one with 8. Value 1 everywhere.
     mask = torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 0]]).double()
-    batch = TokenBatch.from_tensors(
-        torch.zeros(4, 3, dtype=torch.float64), mask=mask, advantage=torch.zeros(4)
-    )
+    batch = TokenBatch.from_tensors(torch.zeros(4, 3, dtype=torch.float64), mask=mask, advantage=torch.zeros(4))
     batch.generation_tokens = torch.tensor([8.0, 8.0, 16.0, 16.0])
     pieces = split(batch, [[0, 1], [2, 3]])
     share = lambda span: [float(TokenMean(span)(torch.ones(2, 1).double(), p)) for p in pieces]  # noqa: E731
@@ -114,15 +112,11 @@ def test_spans_of_the_token_mean():
 def test_micro_batch_span_depends_on_the_split_by_definition():
     # value 10 on the row of 1 token, 1 on the row of 4: together 14/5, apart (10 + 1) / 2
     mask = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1]]).double()
-    batch = TokenBatch.from_tensors(
-        torch.zeros(2, 4, dtype=torch.float64), mask=mask, advantage=torch.zeros(2)
-    )
+    batch = TokenBatch.from_tensors(torch.zeros(2, 4, dtype=torch.float64), mask=mask, advantage=torch.zeros(2))
     x = torch.tensor([[10.0], [1.0]]).double()
     h = TokenMean("micro-batch")
     assert float(h(x, batch)) == pytest.approx(14 / 5)
-    assert sum(float(h(x[i : i + 1], p)) for i, p in enumerate(split(batch, [[0], [1]]))) == pytest.approx(
-        5.5
-    )
+    assert sum(float(h(x[i : i + 1], p)) for i, p in enumerate(split(batch, [[0], [1]]))) == pytest.approx(5.5)
 
 
 def test_constant_without_a_length():

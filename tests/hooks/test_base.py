@@ -75,9 +75,7 @@ def test_a_class_without_the_dataclass_line_becomes_one():
             return self.factor * (batch.logps - batch.anchor)
 
     assert [f.name for f in fields(Half)] == ["factor"] and Half(factor=0.25).factor == 0.25
-    assert variant("dapo", ratio="half").loss(batch()).log_ratio[0].item() == pytest.approx(
-        0.5 * 0.405465, abs=1e-6
-    )
+    assert variant("dapo", ratio="half").loss(batch()).log_ratio[0].item() == pytest.approx(0.5 * 0.405465, abs=1e-6)
     with pytest.raises(VariantError, match="half.factor must be float, got 'x'"):
         Half(factor="x")
 
@@ -117,9 +115,7 @@ def test_a_notebook_cell_may_run_again(monkeypatch):
     with pytest.raises(VariantError, match="exists already"):
         exec(CELL.replace('"cell"', '"sapo"'), main.__dict__ | {"hook": hook})
     with pytest.raises(VariantError, match="exists already"):
-        hook("clip", "cell")(
-            lambda log_ratio, advantage, batch: log_ratio
-        )  # a module may not take a notebook's name
+        hook("clip", "cell")(lambda log_ratio, advantage, batch: log_ratio)  # a module may not take a notebook's name
     assert "cell" in hook_names("clip") and sys.modules["__main__"] is not main
 
 
@@ -237,11 +233,7 @@ def test_messages_of_wrong_specs(seam, spec, message):
 def test_spec_names_only_what_differs_from_the_default():
     assert to_spec(clip.PPOClip()) == "ppo"
     assert to_spec(clip.PPOClip(eps_high=Schedule(0.2, 0.3))) == {
-        "ppo": {
-            "eps_high": {
-                "schedule": {"start": 0.2, "end": 0.3, "begin": 0.0, "until": 1.0, "shape": "linear"}
-            }
-        }
+        "ppo": {"eps_high": {"schedule": {"start": 0.2, "end": 0.3, "begin": 0.0, "until": 1.0, "shape": "linear"}}}
     }
 
 

@@ -39,9 +39,7 @@ PAIRS = [
 
 def random_advantages(batch: TokenBatch, per_token: bool) -> torch.Tensor:
     g = torch.Generator().manual_seed(4)
-    a = torch.randn(
-        len(batch.mask), batch.mask.shape[1] if per_token else 1, generator=g, dtype=torch.float64
-    )
+    a = torch.randn(len(batch.mask), batch.mask.shape[1] if per_token else 1, generator=g, dtype=torch.float64)
     a[0] = 0.0
     return a
 
@@ -75,17 +73,13 @@ def test_where_the_bound_takes_the_gradient_away():
         assert out.low.int().tolist() == [low] and out.high.int().tolist() == [high]
         grad = torch.autograd.grad(out.objective.sum(), log_ratio)[0]
         assert (grad == 0).tolist() == out.clipped.tolist(), "clipped is where the gradient is gone"
-    assert not CISPO(cap=0.5)(r.log(), torch.tensor([[1.0]]), batch).clipped.any(), (
-        "cispo takes no gradient away"
-    )
+    assert not CISPO(cap=0.5)(r.log(), torch.tensor([[1.0]]), batch).clipped.any(), "cispo takes no gradient away"
 
 
 def test_cispo_reports_the_capped_tokens_of_positive_rows():
     # r = 2, 2, 1 over cap 1.5 with A = 1, -1, 1: one of three
     batch = TokenBatch.from_tensors(torch.zeros(3, 1))
-    out = CISPO(cap=1.5)(
-        torch.tensor([[2.0], [2.0], [1.0]]).log(), torch.tensor([[1.0], [-1.0], [1.0]]), batch
-    )
+    out = CISPO(cap=1.5)(torch.tensor([[2.0], [2.0], [1.0]]).log(), torch.tensor([[1.0], [-1.0], [1.0]]), batch)
     assert out.metrics["cispo_clip_ratio"].value() == pytest.approx(1 / 3)
 
 

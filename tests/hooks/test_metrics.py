@@ -29,8 +29,7 @@ def test_merging_over_any_split_gives_the_window_s_metric(name):
     whole = with_advantages(v, build(inputs(3)))
     together = evaluate(v, whole).parts
     pieces = [
-        evaluate(v, p).parts
-        for p in split(whole, [[0, 1, 2], list(range(3, 9)), list(range(9, len(whole.mask)))])
+        evaluate(v, p).parts for p in split(whole, [[0, 1, 2], list(range(3, 9)), list(range(9, len(whole.mask)))])
     ]
     for key, metric in together.items():
         parts = [p[key] for p in pieces]
@@ -40,17 +39,13 @@ def test_merging_over_any_split_gives_the_window_s_metric(name):
             pick = min if isinstance(metric, Min) else max
             merged = pick(p.value() for p in parts if not math.isnan(p.value()))
         assert merged == pytest.approx(metric.value()), key
-    assert {"kl", "ratio/mean", "ratio/second_moment", "clip_ratio/low_mean", "clip_ratio/high_max"} <= set(
-        together
-    )
+    assert {"kl", "ratio/mean", "ratio/second_moment", "clip_ratio/low_mean", "clip_ratio/high_max"} <= set(together)
 
 
 def test_clip_metrics_by_hand():
     # row 0: r = 1.5, 1, 1 with A = 1 -> high 1/3; row 1: r = .5, 1 with A = -1 -> low 1/2
     r = torch.tensor([[1.5, 1.0, 1.0], [0.5, 1.0, 1.0]])
-    batch = TokenBatch.from_tensors(
-        torch.zeros(2, 3), -r.log(), mask=[[1.0, 1, 1], [1, 1, 0]], advantage=[1.0, -1.0]
-    )
+    batch = TokenBatch.from_tensors(torch.zeros(2, 3), -r.log(), mask=[[1.0, 1, 1], [1, 1, 0]], advantage=[1.0, -1.0])
     m = variant("dapo").loss(batch).metrics
     assert (
         m["clip_ratio/low_mean"],

@@ -89,8 +89,6 @@ def test_the_anchor_names_what_is_needed(cls):
     assert cls().needs == {"old_logps"} and cls(anchor="rollout").needs == {"rollout_logps"}
     with pytest.raises(VariantError, match="`rollout_logps`"):
         cls(anchor="rollout")(TokenBatch.from_tensors([[-1.0]]))
-    with pytest.raises(
-        VariantError, match="anchor must be one of 'old', 'rollout', got 'older'.*did you mean old"
-    ):
+    with pytest.raises(VariantError, match="anchor must be one of 'old', 'rollout', got 'older'.*did you mean old"):
         cls(anchor="older")
     assert hook_class("ratio", cls.hook_name) is cls

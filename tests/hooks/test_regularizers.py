@@ -57,9 +57,7 @@ def test_estimators():
     d = torch.tensor([0.5, -0.5], dtype=torch.float64)
     for estimator, wanted in (("k1", [0.5, -0.5]), ("k2", [0.125, 0.125]), ("k3", [0.106531, 0.148721])):
         assert kl_estimate(d, estimator).tolist() == pytest.approx(wanted, abs=6e-7)
-    assert torch.isfinite(kl_estimate(torch.tensor([-1e6, 1e6]), "k3")).all(), (
-        "a drifted reference cannot overflow k3"
-    )
+    assert torch.isfinite(kl_estimate(torch.tensor([-1e6, 1e6]), "k3")).all(), "a drifted reference cannot overflow k3"
 
 
 @pytest.mark.parametrize("weight", ["none", "detached"])
@@ -90,9 +88,7 @@ def test_selected_tokens_are_the_ones_the_bonus_acts_on():
     batch = TokenBatch.from_tensors(
         torch.zeros(1, 4), ref_logps=torch.full((1, 4), -0.5), entropy=[[1.0, 2.0, 3.0, 4.0]], advantage=[1.0]
     )
-    v = variant(
-        "dapo", weight=[{"entropy_quantile": {"keep": 0.5}}], regularizers=[EntropyBonus(1.0), KL(1.0, "k2")]
-    )
+    v = variant("dapo", weight=[{"entropy_quantile": {"keep": 0.5}}], regularizers=[EntropyBonus(1.0), KL(1.0, "k2")])
     terms = v.loss(batch).terms
     assert float(terms["entropy_bonus"]) == pytest.approx(-3.5)
     assert float(terms["kl"]) == pytest.approx(0.125)
@@ -222,9 +218,7 @@ def test_nll_counts_the_correct_tokens_of_the_whole_window():
     plain = by_coefficients(variant("dapo"), given)[1]["logps"]
     assert_close(c["logps"] - plain, -right / right.sum(), "gradient of the term")
     # in a part of the window the count is unknown: the term is NaN rather than wrong
-    piece = split(
-        with_advantages(v, batch), [[i for i in range(len(right)) if i % 2 == k] for k in range(2)]
-    )[0]
+    piece = split(with_advantages(v, batch), [[i for i in range(len(right)) if i % 2 == k] for k in range(2)])[0]
     assert torch.isnan(evaluate(v, piece).terms["nll"])
 
 

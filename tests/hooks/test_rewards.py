@@ -53,18 +53,13 @@ def test_equals_the_loop_reference(estimator, level):
             assert math.isnan(reward[i]) == math.isnan(float(got[i]))
             assert math.isnan(reward[i]) or float(got[i]) == pytest.approx(reward[i] - sum(penalty.values()))
         else:
-            assert got[i].tolist() == pytest.approx(
-                [score[i][t] - penalty.get(t, 0.0) for t in range(got.shape[1])]
-            )
+            assert got[i].tolist() == pytest.approx([score[i][t] - penalty.get(t, 0.0) for t in range(got.shape[1])])
 
 
 def test_kl_keeps_no_graph():
     s = three_tokens()
     s.tokens["old_logps"].requires_grad_()
-    assert (
-        not KLInReward()(s).reward.requires_grad
-        and not KLInReward(level="token")(s).token_rewards.requires_grad
-    )
+    assert not KLInReward()(s).reward.requires_grad and not KLInReward(level="token")(s).token_rewards.requires_grad
 
 
 def test_clip_reward_keeps_nan():

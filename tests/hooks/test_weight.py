@@ -15,9 +15,7 @@ BOUNDS = [(None, 3.0), (None, 1.1), (0.9, 1.2), (0.9, None), (None, None)]
 
 
 def reference(h, batch, advantage):
-    return torch.tensor(
-        references.weight(h, batch, advantage.expand_as(batch.mask).tolist()), dtype=torch.float64
-    )
+    return torch.tensor(references.weight(h, batch, advantage.expand_as(batch.mask).tolist()), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("low, high", BOUNDS)
@@ -30,9 +28,7 @@ def test_sampler_correction_equals_the_loop_reference(mode, low, high):
     slow = reference(h, batch, torch.zeros(len(batch.mask), 1))
     assert_close(got * batch.mask, slow * batch.mask)
     if high == 1.1 or low:  # a product above 3 is rare
-        assert not torch.equal(got, SamplerCorrection(mode, None, None)(batch)), (
-            "the bounds act on this batch"
-        )
+        assert not torch.equal(got, SamplerCorrection(mode, None, None)(batch)), "the bounds act on this batch"
 
 
 def test_sampler_correction_without_a_sampler_or_a_score():

@@ -9,9 +9,7 @@ from rich.console import Console
 
 from trl_variants.report import LiveCurve, before_after_table, learning_curve_png, series, sparkline
 
-HISTORY = [{"step": 5 * i, "reward": i / 10, "loss": 0.1} for i in range(1, 11)] + [
-    {"step": 50, "train_runtime": 3.0}
-]
+HISTORY = [{"step": 5 * i, "reward": i / 10, "loss": 0.1} for i in range(1, 11)] + [{"step": 50, "train_runtime": 3.0}]
 
 
 def test_sparkline_rises_and_is_as_wide_as_asked():
@@ -26,9 +24,7 @@ def test_sparkline_means_its_bins():
     assert sparkline([0, 0, 0, 1, 1, 1], width=3) == "▁▅█"
 
 
-@pytest.mark.parametrize(
-    "values, expected", [([], ""), ([None, float("nan")], ""), ([2, 2, 2], "▄▄▄"), ([1], "▄")]
-)
+@pytest.mark.parametrize("values, expected", [([], ""), ([None, float("nan")], ""), ([2, 2, 2], "▄▄▄"), ([1], "▄")])
 def test_sparkline_of_little(values, expected):
     assert sparkline(values) == expected
 

@@ -80,9 +80,7 @@ def test_import_is_cheap():
         "heavy = {'trl', 'transformers', 'datasets', 'reasoning_gym', 'peft'} & set(sys.modules)\n"
         "sys.exit(', '.join(heavy) or 0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2]
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
 
 
@@ -101,9 +99,7 @@ def test_the_seed_moves_training_rows_only():
     assert not set(load_task("arithmetic").train_dataset["id"]) & set(a.eval_dataset["id"])
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"train_size": 0}, {"train_size": 9501}, {"eval_size": 501}, {"eval_size": 0}]
-)
+@pytest.mark.parametrize("sizes", [{"train_size": 0}, {"train_size": 9501}, {"eval_size": 501}, {"eval_size": 0}])
 def test_sizes_are_checked(sizes):
     with pytest.raises(ValueError, match="must be in"):
         load_task("arithmetic", **sizes)
@@ -123,9 +119,7 @@ def test_rows(conversational):
     assert scores == [1.0] * 64
 
 
-@pytest.mark.parametrize(
-    ("pair", "count"), [((12, 34), 0), ((18, 34), 1), ((60, 70), 1), ((65, 38), 2), ((55, 45), 2)]
-)
+@pytest.mark.parametrize(("pair", "count"), [((12, 34), 0), ((18, 34), 1), ((60, 70), 1), ((65, 38), 2), ((55, 45), 2)])
 def test_carries(pair, count):
     assert carries(*pair) == count
 
@@ -145,10 +139,7 @@ def test_carries(pair, count):
 )
 def test_reward(completion, reward):
     chat = [{"role": "assistant", "content": completion}]
-    assert (
-        arithmetic_reward(["47+38="] * 2, [completion, chat], answer=["85", "85"], id=["a", "b"])
-        == [reward] * 2
-    )
+    assert arithmetic_reward(["47+38="] * 2, [completion, chat], answer=["85", "85"], id=["a", "b"]) == [reward] * 2
 
 
 def test_reward_wants_one_answer_per_completion():
@@ -194,9 +185,7 @@ def test_evaluate_leaves_no_trace(tiny):
 
 @pytest.mark.parametrize("conversational", [False, True])
 def test_completions_do_not_depend_on_the_batch(tiny, conversational):
-    prompts = list(
-        load_task("arithmetic", conversational=conversational, eval_size=40).eval_dataset["prompt"]
-    )
+    prompts = list(load_task("arithmetic", conversational=conversational, eval_size=40).eval_dataset["prompt"])
     plain = list(load_task("arithmetic", eval_size=40).eval_dataset["prompt"])
     alone = greedy_completions(*tiny, plain, max_new_tokens=4, batch_size=1)
     assert greedy_completions(*tiny, prompts, max_new_tokens=4, batch_size=7) == alone

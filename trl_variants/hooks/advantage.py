@@ -86,7 +86,10 @@ class Grouped:
     eps: float = param(1e-4, low=0.0)
     singleton: str = param("zero", choices=("zero", "raw"))
 
-    math = "A = (R - mean_{mean}) / (std_{std} + {eps})"
+    @property
+    def math(self) -> str:
+        centred = "R" if self.mean == "none" else "R - mean_{mean}"
+        return f"A = {centred}" if self.std == "none" else f"A = ({centred}) / (std_{{std}} + {{eps}})"
 
     @property
     def keys(self) -> frozenset[str]:

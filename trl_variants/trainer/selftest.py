@@ -71,7 +71,8 @@ def self_test(trainer: VariantGRPOTrainer, batch: dict) -> SelfTest | None:
         drift = 0.0
         for i in range(2):
             alone, own_entropy, _ = trainer.logps_and_entropy(model, _take(pair, rows.new_tensor([i])))
-            drift = max(drift, float(((alone[0] - logps[i]) * whole.mask[i]).abs().max()))
+            gap = (alone[0] - logps[i]).detach() * whole.mask[i]
+            drift = max(drift, float(gap.abs().max()))
             share = (c["logps"][i] * alone[0]).sum() + (c["entropy"][i] * own_entropy[0]).sum()
             for total, g in zip(in_two, torch.autograd.grad(share, weights, allow_unused=True), strict=True):
                 total += 0 if g is None else g

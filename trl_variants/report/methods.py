@@ -1,0 +1,73 @@
+"""METHODS.md and the README's table, written from the catalog: `python -m trl_variants.report.methods` rewrites both."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ..composition import SEAMS, SINGLE, Variant
+from ..describe import math_of, objective_line
+
+START, END = "<!-- catalog: written by trl_variants.report.methods -->", "<!-- end of catalog -->"
+
+
+def catalog_table(variants: list[Variant]) -> str:
+    """One line a method: id, paper, idea."""
+    lines = ["| method | paper | idea |", "|---|---|---|"]
+    for v in variants:
+        assert v.about is not None
+        paper = f"[{v.about.paper}]({v.about.paper_url})" if v.about.paper else "none"
+        kind = "" if v.about.kind == "method" else f" ({v.about.kind})"
+        lines.append(f"| `{v.name}`{kind} | {paper} | {v.about.idea} |")
+    return "\n".join(lines)
+
+
+def methods_markdown(variants: list[Variant]) -> str:
+    """METHODS.md: every entry with its objective, composition, deviations and defaults of our own."""
+    out = [
+        "# Methods",
+        "",
+        "Written from the catalog by `python -m trl_variants.report.methods`. Symbols: r, s, W importance ratios, A",
+        "advantage, R reward, lp log-prob, H entropy, sg stop-gradient; the loss is minimised.",
+        "",
+    ]
+    for family in dict.fromkeys(v.about.family for v in variants if v.about):
+        out += [f"## {family}", ""]
+        for v in variants:
+            if v.about and v.about.family == family:
+                out += [*_section(v), ""]
+    return "\n".join(out).rstrip() + "\n"
+
+
+def _section(v: Variant) -> list[str]:
+    about = v.about
+    assert about is not None
+    where = f"[{about.paper}]({about.paper_url}), {about.year}" if about.paper else "no paper"
+    lines = [f"### {v.name}", "", f"{about.title} ({where}). {about.idea}", "", f"    {objective_line(v)}"]
+    lines += [f"    {math_of(h)}" for h in (v.ratio, v.advantage) if h.math]
+    hooks = []
+    for seam in SEAMS:
+        here = getattr(v, seam)
+        hooks += [f"`{seam}: {h.hook_name}`" for h in ([here] if seam in SINGLE else here)]
+    lines += ["", f"{about.kind}, side {about.side}; {', '.join(hooks)}."]
+    lines += ["", *(f"* {d}" for d in about.deviations), *(f"* ours: {d}" for d in about.ours)]
+    return lines
+
+
+def in_readme(readme: str, variants: list[Variant]) -> str:
+    """The README with the table between its two markers replaced."""
+    block = f"{START}\n{catalog_table(variants)}\n{END}"
+    return re.sub(re.escape(START) + ".*?" + re.escape(END), lambda _: block, readme, flags=re.S)
+
+
+def main() -> None:
+    from ..catalog import variants
+
+    root = Path(__file__).resolve().parents[2]
+    (root / "METHODS.md").write_text(methods_markdown(variants))
+    readme = root / "README.md"
+    readme.write_text(in_readme(readme.read_text(), variants))
+
+
+if __name__ == "__main__":
+    main()
