@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
+from tests.loops import LOOPS, modules
 from trl_variants import TokenBatch, Variant
+
+modules()  # registers the families' loops
 
 Table = list[list[Any]]  # rows x tokens of numbers or scalar tensors
 
@@ -175,6 +178,9 @@ def advantages(variant: Variant, batch: TokenBatch) -> tuple[Table, list[bool]]:
     old = (batch.logps if batch.old_logps is None else batch.old_logps).tolist()
     penalty: Table | None = None
     for h in variant.rewards:
+        if known := LOOPS.get(("rewards", h.hook_name)):
+            reward = known(h, batch, reward)
+            continue
         if h.hook_name == "clip_reward":
             reward = [r if math.isnan(r) else min(max(r, h.low), h.high) for r in reward]
             continue
@@ -189,9 +195,17 @@ def advantages(variant: Variant, batch: TokenBatch) -> tuple[Table, list[bool]]:
             penalty = [[h.coef * x for x in row] for row in k]
     enters = [True] * rows
     for h in variant.select:
+        if known := LOOPS.get(("select", h.hook_name)):
+            kept, baseline = known(h, batch, reward)
+            enters = [e and k for e, k in zip(enters, kept, strict=True)]
+            reward = [r if b else math.nan for r, b in zip(reward, baseline, strict=True)]
+            continue
         assert h.hook_name == "mask_truncated"
         enters = [e and not bool(batch.truncated[i]) for i, e in enumerate(enters)]
     h = variant.advantage
+    if known := LOOPS.get(("advantage", h.hook_name)):
+        found = known(h, batch, reward)
+        return [a if isinstance(a, list) else [a] * width for a in found], enters
     if h.hook_name == "token_whitened":
         centred = [
             r - mean([x for x, g in zip(reward, group, strict=True) if g == group[i] and not math.isnan(x)])
@@ -229,6 +243,8 @@ def anchor(batch: TokenBatch, i: int, t: int, which: str = "old") -> Any:
 
 def log_ratios(h: Any, batch: TokenBatch) -> Table:
     """Per token; a per-row ratio is repeated."""
+    if known := LOOPS.get(("ratio", h.hook_name)):
+        return known(h, batch)
     if h.hook_name == "on_policy":
         return table(batch, lambda i, t: batch.logps[i, t] - batch.logps[i, t].detach())
     d = table(batch, lambda i, t: batch.logps[i, t] - anchor(batch, i, t, h.anchor))
@@ -266,6 +282,8 @@ def ppo(h: Any, log_ratio: Any, a: float) -> Any:
 def objective(h: Any, log_ratio: Table, advantage: Table, batch: TokenBatch, active: list[list[bool]]) -> Table:
     """Per token, to be maximised; a per-row value is repeated."""
     name = h.hook_name
+    if known := LOOPS.get(("clip", name)):
+        return known(h, log_ratio, advantage, batch, active)
     if name == "ppo":
         return table(batch, lambda i, t: ppo(h, log_ratio[i][t], advantage[i][t]))
     if name == "none":
@@ -344,8 +362,10 @@ def quantile(values: list[float], q: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def weight(h: Any, batch: TokenBatch, advantage: Table) -> Table:
+def weight(h: Any, batch: TokenBatch, advantage: Table, log_ratio: Table | None = None) -> Table:
     name = h.hook_name
+    if known := LOOPS.get(("weight", name)):
+        return known(h, batch, advantage, log_ratio)
     if name == "entropy_quantile":
         threshold = quantile(
             [number(batch.entropy[i, t]) for i in range(len(batch.mask)) for t in positions(batch, i)],
@@ -380,6 +400,8 @@ def aggregate(h: Any, x: Table, batch: TokenBatch, counted: list[list[bool]] | N
     sums = [sum((x[i][t] for t in here[i]), zero) for i in range(rows)]
     tokens = sum(len(ts) for ts in here)
     name = h.hook_name
+    if known := LOOPS.get(("aggregate", name)):
+        return known(h, x, batch, counted)
     if name == "token_mean":
         return sum(sums, zero) / max(tokens, 1)
     if name == "sequence_mean":
@@ -407,6 +429,8 @@ def regularizer(
 ) -> Any:
     """The term as it stands in the loss, coefficient included."""
     name = h.hook_name
+    if known := LOOPS.get(("regularizers", name)):
+        return known(h, variant, batch, log_ratio, active, state)
     if name == "kl":
 
         def term(i, t):
@@ -437,13 +461,14 @@ def loss(variant: Variant, batch: TokenBatch, states: dict[str, Any] | None = No
     batch = TokenBatch(**{**vars(batch), "mask": batch.mask * keep, "active": None})
     rows, width = batch.mask.shape
     for h in variant.credit:
-        advantage = discounted(advantage, batch, h.gamma)
+        known = LOOPS.get(("credit", h.hook_name))
+        advantage = known(h, advantage, batch) if known else discounted(advantage, batch, h.gamma)
     active = [[t in positions(batch, i) for t in range(width)] for i in range(rows)]
-    weights = [weight(h, batch, advantage) for h in variant.weight]
+    ratio = log_ratios(variant.ratio, batch)
+    weights = [weight(h, batch, advantage, ratio) for h in variant.weight]
     for h, w in zip(variant.weight, weights, strict=True):
         if h.selects:
             active = [[a and w[i][t] > 0 for t, a in enumerate(row)] for i, row in enumerate(active)]
-    ratio = log_ratios(variant.ratio, batch)
     x = objective(variant.clip, ratio, advantage, batch, active)
     for h, w in zip(variant.weight, weights, strict=True):
         if not (h.selects and variant.clip.hook_name == "geometric_mean"):

@@ -39,6 +39,8 @@ class About:
     deviations: tuple[str, ...] = ()  # where this entry, the paper and public code differ
     ours: tuple[str, ...] = ()  # defaults that no source gives
     aliases: tuple[str, ...] = ()
+    host: str = "grpo"  # the plain method it changes: its update must differ from the host's ...
+    inert: str = ""  # ... or this says why it does not
 
     def __post_init__(self):
         if self.kind not in KINDS or self.side not in SIDES:

@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from tests import references
+from tests import loops, references
 from tests.batches import (
     NAN,
     PER_ROW,
@@ -148,7 +148,12 @@ def depends_on_the_split(v: Variant) -> bool:
     return any(h.span == "micro-batch" for _, h in v.hooks())
 
 
-CASES = {v.name: v for v in variants} | COMPOSED | {f"trl {k}": from_trl(s) for k, s in TRL_SETTINGS.items()}
+CASES = (
+    {v.name: v for v in variants}
+    | COMPOSED
+    | loops.collected("COMPOSED")
+    | {f"trl {k}": from_trl(s) for k, s in TRL_SETTINGS.items()}
+)
 SPLIT = {k: v for k, v in CASES.items() if depends_on_the_split(v)}
 SPLIT |= {f"trl {k}": from_trl(s) for k, s in PER_MICRO_BATCH.items()}
 EXACT = {k: v for k, v in CASES.items() if k not in SPLIT}
@@ -164,7 +169,8 @@ catalog = pytest.mark.parametrize("v", variants, ids=[v.name for v in variants])
 
 def states(v: Variant) -> dict:
     """Memory in the middle of a run: an adaptive bonus that is switched on."""
-    return {path: {"coef": 0.07, "last_entropy": 0.1} for path in v.stateful}
+    known = {"adaptive_entropy": {"coef": 0.07, "last_entropy": 0.1}} | loops.collected("STATES")
+    return {path: known.get(h.hook_name, h.init()) for path, h in v.stateful.items()}
 
 
 def of_whole(v: Variant, given=GIVEN, **changes):

@@ -34,7 +34,7 @@ def quantized_run(tmp_path, max_steps: int = 3, resume: str | None = None, **cha
 
 
 def test_training_goes_on_after_evaluation(tmp_path):
-    """Without the guard bitsandbytes repacks the NF4 weights in the first evaluation and every later gradient is zero."""
+    """Without the guard bitsandbytes repacks the weights in the first evaluation; every later gradient is zero."""
     changes = dict(eval_strategy="steps", eval_steps=1, eval_on_start=True, per_device_eval_batch_size=4)
     out = quantized_run(tmp_path, **changes)
     assert all(g.norm() > 1e-6 for g in out.gradients)

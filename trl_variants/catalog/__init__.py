@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 from ..composition import About, Variant
 from ..errors import VariantError, did_you_mean
 
@@ -38,6 +41,7 @@ def lookup(name: str) -> Variant:
     )
 
 
-from . import baselines, clipping, sequence  # noqa: E402,F401  (registers the entries)
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 variants: list[Variant] = list(_CATALOG.values())

@@ -1,4 +1,4 @@
-"""METHODS.md and the README's table, written from the catalog: `python -m trl_variants.report.methods` rewrites both."""
+"""METHODS.md and the README's table: `python -m trl_variants.report.methods` rewrites both from the catalog."""
 
 from __future__ import annotations
 
