@@ -40,7 +40,7 @@ FINDINGS = [
         "grpo",
         {"rewards": [{"kl_in_reward": {"level": "token"}}]},
         "error",
-        "the per-token KL penalty is ignored",
+        "ignores the per-token KL penalty",
     ),
     ("grpo", {"advantage": "normalize_each", "rewards": ["clip_reward"]}, "error", "clip_reward is ignored"),
     (

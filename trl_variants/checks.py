@@ -53,7 +53,7 @@ def _couplings(v: Variant) -> list[Finding]:
             f"clip {clip} folds the sampler correction in and a weight hook multiplies it again",
             "drop the weight hook",
         )
-    if corrections and getattr(v.ratio, "anchor", "old") == "rollout":
+    if corrections and getattr(v.ratio, "anchor", "old") != "old":
         error(
             "the ratio is anchored to the rollout policy and a weight hook corrects the sampler again",
             "use ratio anchor 'old' with the correction, or drop the correction",
@@ -78,8 +78,8 @@ def _couplings(v: Variant) -> list[Finding]:
                 f"advantage normalize_each reads the single reward functions, so {h.hook_name} is ignored",
                 "advantage: grouped",
             )
-    if clip == "geometric_mean" and ratio != "token":
-        error(f"clip geometric_mean needs a token ratio, and the ratio is {ratio}", "ratio: token")
+    if (clip == "geometric_mean" or getattr(v.clip, "token_ratio_only", False)) and ratio != "token":
+        error(f"clip {clip} needs a token ratio, and the ratio is {ratio}", "ratio: token")
     if clip == "ppo" and ratio == "token" and max(_high(v.clip), _low(v.clip)) < 0.01:
         warn(
             f"a clip range of {_high(v.clip)} is a sequence-ratio range; on a token ratio it clips almost every token",
@@ -95,7 +95,7 @@ def _couplings(v: Variant) -> list[Finding]:
             "a sequence ratio under token aggregation weights answers by their length",
             "aggregate: sequence_mean",
         )
-    if ratio == "product" and aggregate != "sequence_mean":
+    if ratio == "product" and aggregate not in ("sequence_mean", "sequence_constant"):
         warn(
             "a product ratio is one action per answer; other aggregations repeat it on every token",
             "aggregate: sequence_mean",
@@ -125,7 +125,7 @@ def _low(clip: Any) -> float:
 
 def _contradictions(config: Any) -> list[Finding]:
     """A TRL setting that a hook replaces must stay at its default when a variant is named."""
-    if getattr(config, "variant", None) is None and not getattr(config, "hooks", None):
+    if getattr(config, "variant", None) is None:
         return []
     defaults = (
         {f.name: f.default for f in fields(type(config))} if hasattr(type(config), "__dataclass_fields__") else {}
@@ -147,7 +147,10 @@ def _contradictions(config: Any) -> list[Finding]:
 def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
     found = []
     reported = config.use_vllm or rollout_func is not None
-    if "rollout_logps" in v.needs and not reported and not any(getattr(w, "corrects_sampler", False) for w in v.weight):
+    falls_back = getattr(v.ratio, "anchor", "old") == "sampler" or any(
+        getattr(w, "corrects_sampler", False) for w in v.weight
+    )
+    if "rollout_logps" in v.needs and not reported and not falls_back:
         found.append(
             Finding(
                 "error",

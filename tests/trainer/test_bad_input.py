@@ -387,3 +387,12 @@ def test_a_checkpoint_of_another_composition(tmp_path, first, then, difference):
 
 def test_the_toy_has_the_prompts_it_says():
     assert len(PROMPTS) == 8 and build().train_dataset["prompt"] == list(PROMPTS)
+
+
+def test_with_hooks_alone_trl_settings_are_the_method():
+    """`hooks` without `variant` edits what TRL's settings say, so epsilon keeps its meaning."""
+    trainer = toy.build(
+        VariantGRPOTrainer, epsilon=0.1, loss_type="grpo", hooks={"regularizers": [{"kl": {"coef": 0.1}}]}
+    )
+    assert trainer.variant.clip.eps_low == 0.1 and trainer.variant.aggregate.hook_name == "sequence_mean"
+    assert trainer.ref_model is not None

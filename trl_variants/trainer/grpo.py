@@ -73,7 +73,8 @@ class VariantGRPOTrainer(SeamTrainer):
         self.variant: Variant = Variant.from_config(args) if chosen is None else chosen
         if self.named:
             args = copy.copy(args)
-            args.variant = args.variant if getattr(args, "variant", None) is not None else self.variant.to_mapping()
+            if variant is not None:
+                args.variant = self.variant.to_mapping()
             self._refuse_errors(args, rollout_func)
             self._derive_switches(args)
         for data in (train_dataset, eval_dataset):
