@@ -391,7 +391,7 @@ def test_the_toy_has_the_prompts_it_says():
 
 def test_with_hooks_alone_trl_settings_are_the_method():
     """`hooks` without `variant` edits what TRL's settings say, so epsilon keeps its meaning."""
-    trainer = toy.build(
+    trainer = build(
         VariantGRPOTrainer, epsilon=0.1, loss_type="grpo", hooks={"regularizers": [{"kl": {"coef": 0.1}}]}
     )
     assert trainer.variant.clip.eps_low == 0.1 and trainer.variant.aggregate.hook_name == "sequence_mean"

@@ -40,7 +40,7 @@ def run_card(result: Mapping[str, Any], history: Sequence[Mapping[str, Any]], co
     versions = ", ".join(f"{k} {v}" for k, v in result.get("versions", {}).items())
     lines += [
         "",
-        f"{result['steps']} optimizer steps, {result['train_seconds']:.0f} s of training on {result.get('device')} with "
+        f"{result['steps']} optimizer steps in {result['train_seconds']:.0f} s on {result.get('device')} with "
         f"{result.get('threads')} threads and {result.get('processes')} process. {versions}.",
         "",
         f"    reward {sparkline(rewards)}",

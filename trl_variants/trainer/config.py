@@ -16,8 +16,8 @@ from ..errors import VariantError
 class VariantGRPOConfig(GRPOConfig):
     """trl.GRPOConfig plus the method.
 
-    With neither `variant` nor `hooks`, the trainer is TRL's and every TRL setting keeps its meaning. With `hooks` alone,
-    TRL's settings are the method and the hooks edit it. With a `variant`, TRL settings that a hook replaces (epsilon,
+    With neither `variant` nor `hooks`, the trainer is TRL's and every TRL setting keeps its meaning. With `hooks`
+    alone, TRL's settings are the method and the hooks edit it. With a `variant`, TRL settings that a hook replaces (epsilon,
     beta, loss_type, ...) must stay at their defaults.
     """
 

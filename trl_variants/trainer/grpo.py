@@ -129,6 +129,7 @@ class VariantGRPOTrainer(SeamTrainer):
         args.disable_dropout = True  # with dropout the on-policy ratio is not 1
         correction = sampler_correction(args)
         has_own = any(getattr(w, "corrects_sampler", False) for w in self.variant.weight)
+        has_own |= getattr(self.variant.ratio, "anchor", "old") != "old"  # its ratio is against the sampler already
         if correction and not has_own and not getattr(self.variant.clip, "folds_sampler", False):
             self.variant = self.variant.with_(weight=[*self.variant.weight, correction])
 

@@ -10,6 +10,7 @@ import torch
 
 from ..composition import Variant
 from ..errors import VariantError
+from ..schedule import at
 
 
 class HookMemory:
@@ -27,7 +28,7 @@ class HookMemory:
             if h.update_every != when or not hasattr(h, "update"):
                 continue
             if when == "generation":
-                self.states[path] = h.update(self.states[path], seen)
+                self.states[path] = at(h, seen.progress).update(self.states[path], seen)
             elif path in seen:
                 self.states[path] = h.update(self.states[path], seen[path])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..composition import Variant
 from ..errors import VariantError
-from ..records import Scored, weighted_sum
+from ..records import Scored, column_numbers, weighted_sum
 from .window import loss_mask
 
 if TYPE_CHECKING:
@@ -37,10 +37,14 @@ def build_scored(
     device, gather = matrix.device, trainer.gather_rows
     ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
     facts = torch.tensor([[len(i), i[-1] not in ends] for i in ids], dtype=torch.long, device=device)
+    facts[trainer._empty_rows, 0] = 0  # a pad token stands for an empty answer
+    if output.get("tool_mask") is not None:  # tool output is not the policy's
+        facts[:, 0] -= (output["completion_mask"] * (1 - output["tool_mask"])).sum(1)
     facts = gather(facts, 0)
     tokens: dict[str, Tensor] = {}
     if "tokens" in needs:
         tokens["mask"] = gather(loss_mask(output), 0)
+        tokens["ids"] = gather(output["completion_ids"].masked_fill(output["completion_mask"] == 0, -1), -1)
         for name, key in (
             ("old_logps", "old_per_token_logps"),
             ("ref_logps", "ref_per_token_logps"),
@@ -48,6 +52,9 @@ def build_scored(
         ):
             if output.get(key) is not None:
                 tokens[name] = gather(output[key], 0)
+        if "sum_sq_probs" in needs:
+            logps, tokens["sum_sq_probs"] = (gather(x, 0) for x in trainer.logps_and_sum_sq_probs(output))
+            tokens.setdefault("old_logps", logps)
         if "old_logps" in needs and "old_logps" not in tokens:
             with trainer.scoring():  # on-policy, so TRL did not compute them
                 logps, _, _ = trainer.logps_and_entropy(
@@ -57,7 +64,10 @@ def build_scored(
                 )
             tokens["old_logps"] = gather(logps, 0)
     every = lambda values: [v for part in _objects(trainer, values) for v in part]  # noqa: E731
-    keys = {name: _labels(every(_column(rows, name)), device) for name in sorted(wanted_keys(trainer.variant))}
+    keys = {
+        name: column_numbers(every(_column(rows, name))).to(device) for name in sorted(wanted_keys(trainer.variant))
+    }
+    columns = {name: every(_column(rows, name)) for name in sorted(wanted_columns(trainer.variant))}
     texts = {}
     if "texts" in needs:
         texts = {
@@ -75,6 +85,7 @@ def build_scored(
         keys=keys,
         prompt_key=every([prompt_key(r) for r in rows]) if "prompt_key" in needs else None,
         texts=texts,
+        columns=columns,
         run=trainer.run_facts,
         progress=trainer.progress,
         step=trainer.state.global_step,
@@ -84,6 +95,11 @@ def build_scored(
 def wanted_keys(variant: Variant) -> set[str]:
     """Data set columns that some hook groups by."""
     return {key for _, h in variant.hooks() for key in getattr(h, "keys", ())}
+
+
+def wanted_columns(variant: Variant) -> set[str]:
+    """Data set columns whose raw values some hook reads."""
+    return {name for _, h in variant.hooks() for name in getattr(h, "columns", ())}
 
 
 def prompt_key(row: dict) -> str:
@@ -137,7 +153,7 @@ def dead_groups(scored: Scored) -> dict[str, float]:
 
 def _column(rows: list[dict], name: str) -> list[Any]:
     if any(name not in row for row in rows):
-        raise VariantError(f"rows are to be grouped by column {name!r}, and the data set has only {sorted(rows[0])}")
+        raise VariantError(f"a hook reads column {name!r}, and the data set has only {sorted(rows[0])}")
     return [row[name] for row in rows]
 
 
@@ -147,8 +163,3 @@ def _objects(trainer: VariantGRPOTrainer, values: list) -> list[list]:
     parts: list[Any] = [None] * trainer.world
     torch.distributed.all_gather_object(parts, values)
     return parts
-
-
-def _labels(values: list[Any], device: torch.device) -> Tensor:
-    order = {v: i for i, v in enumerate(sorted({str(v) for v in values}))}
-    return torch.tensor([order[str(v)] for v in values], device=device)

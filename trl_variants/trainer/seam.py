@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import trl
+from accelerate.utils import is_peft_model
 from packaging.version import Version
 from torch import Tensor, nn
 from transformers import Trainer as HFTrainer
@@ -29,6 +30,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
+    add_fused_lm_head,
     shuffle_sequence_dict,
     split_pixel_values_by_grid,
     split_tensor_dict,
@@ -379,6 +381,28 @@ class SeamTrainer(GRPOTrainer):
             **{k: batch.get(k) for k in _MULTIMODAL},
         )
         return result[0], result[1], result[2]
+
+    def logps_and_sum_sq_probs(self, batch: dict) -> tuple[Tensor, Tensor]:
+        """(B, T) log-probs of the completion tokens and sum_v pi(v)^2 at each, without gradient."""
+        model = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        width, seen = batch["completion_ids"].size(1), []
+        stock = model.forward
+        add_fused_lm_head(
+            model,
+            temperature=self.temperature,
+            cast_lm_head_to_fp32=self.args.cast_lm_head_to_fp32,
+            outputs=("log_probs", "entropy", "log_sum_sq_probs"),
+        )
+        handle = model.register_forward_hook(lambda _m, _i, out: seen.append(out.log_sum_sq_probs[:, -width:]))
+        try:
+            with self.scoring():
+                logps, _, _ = self.logps_and_entropy(
+                    self.model, batch, batch_size=self.args.per_device_train_batch_size
+                )
+        finally:
+            handle.remove()
+            model.forward = stock
+        return logps, torch.cat(seen).exp()
 
     @contextlib.contextmanager
     def scoring(self) -> Iterator[None]:

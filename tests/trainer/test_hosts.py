@@ -1,0 +1,56 @@
+"""No entry is its host under another name: every seam it changes moves the weights, or the entry says why not."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from trl_variants import Variant, VariantGRPOTrainer, check, variant, variants
+from trl_variants.hooks.base import SEAMS
+
+from . import toy
+from .test_invariance import Rollout, scores
+
+MOVED = 1e-6  # relative, in float64, where rounding leaves about 1e-12
+CHANGED = [v for v in variants if v.about and v.about.host != v.name]
+
+
+def changed_seams(v: Variant) -> list[str]:
+    host = variant(v.about.host)
+    return [seam for seam in SEAMS if getattr(v, seam) != getattr(host, seam)]
+
+
+@functools.cache
+def change(v: Variant) -> torch.Tensor:
+    """Weight change over three generations of four updates each, at a rate that leaves every clip range."""
+    return toy.train(
+        VariantGRPOTrainer,
+        variant=v,
+        dtype=torch.float64,
+        rewards=scores,
+        num_generations=8,
+        per_device_train_batch_size=12,
+        gradient_accumulation_steps=1,
+        steps_per_generation=2,
+        num_iterations=2,
+        max_steps=12,
+        learning_rate=1e-2,
+        trainer_arguments={"rollout_func": Rollout()},
+    ).change
+
+
+@pytest.mark.parametrize("v", CHANGED, ids=[v.name for v in CHANGED])
+def test_every_changed_seam_is_live(v):
+    host = variant(v.about.host)
+    seams = changed_seams(v)
+    if v.about.inert:
+        assert toy.apart(change(v), change(host)) < MOVED, f"not inert after all, although: {v.about.inert}"
+        return
+    assert seams, f"{v.name} is {host.name} under another name and does not say why (About.inert)"
+    for seam in seams:
+        reverted = v.with_(**{seam: getattr(host, seam)})
+        if any(f.level == "error" for f in check(reverted)):
+            continue  # the two seams only work together, which is no inert hook
+        assert toy.apart(change(v), change(reverted)) > MOVED, f"{seam} {getattr(v, seam)} changes nothing"
