@@ -15,8 +15,8 @@ from trl_variants.objective import coefficients, evaluate, with_advantages
 NAN = float("nan")
 STATISTICS = ("logps", "entropy")
 # what from_tensors takes per token, and what it is padded with
-PER_TOKEN = ("logps", "old_logps", "ref_logps", "rollout_logps", "entropy", "mask")
-PER_ROW = ("rewards", "group", "correct", "truncated")
+PER_TOKEN = ("logps", "old_logps", "ref_logps", "rollout_logps", "entropy", "sum_sq_probs", "mask")
+PER_ROW = ("rewards", "group", "correct", "truncated", "prompt_key", "texts")
 
 
 def inputs(seed: int = 0, width: int = 7, groups: Sequence[int] = (4, 3, 1, 3, 2)) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def inputs(seed: int = 0, width: int = 7, groups: Sequence[int] = (4, 3, 1, 3, 2
 
     Ragged groups in random row order; group 1 is dead (equal rewards), group 2 a singleton; random lengths
     with tool tokens masked inside; one row is all masked, one has NaN for every reward and one for only one
-    of them; two rows are truncated. The sampler's log-probs are NaN where nothing was trained on and on one
-    trained token.
+    of them; two rows are truncated; there are two tasks, and problems of two prompts of unequal difficulty. The
+    sampler's log-probs are NaN where nothing was trained on and on one trained token.
     """
     g = torch.Generator().manual_seed(seed)
     rand = lambda *shape: torch.rand(*shape, generator=g, dtype=torch.float64)  # noqa: E731
@@ -63,10 +63,35 @@ def inputs(seed: int = 0, width: int = 7, groups: Sequence[int] = (4, 3, 1, 3, 2
         "correct": rewards[:, 0] > 0.5,
         "truncated": truncated,
     }
-    return {k: v[order] for k, v in out.items()} | {
+    # sum_v pi(v)^2 is at least the sampled token's own pi^2
+    out["sum_sq_probs"] = (2 * old).exp() + rand(rows, width) * (1 - old.exp()).clamp(min=0.0) ** 2
+    out = {k: v[order] for k, v in out.items()}
+    return out | {
+        "prompt_key": [f"prompt {label}" for label in out["group"].tolist()],
+        "texts": _completions(rows, seed),
+        "columns": {
+            "task": [f"task {label % 2}" for label in group[order].tolist()],
+            "id": [f"problem {label // 2}" for label in group[order].tolist()],
+            "difficulty": [1.0 + 5 * label % 7 for label in group[order].tolist()],
+        },
         "max_completion_length": 11,
         "reward_weights": torch.tensor([1.0, 0.5], dtype=torch.float64),
     }
+
+
+def _completions(rows: int, seed: int) -> list[str]:
+    """Answers that repeat within groups, with words and formulas shared and not; one is empty."""
+    g = torch.Generator().manual_seed(1000 + seed)
+    pick = lambda n: int(torch.randint(n, (1,), generator=g))  # noqa: E731
+    words = ["so", "then", "we", "get", "x", "add", "Wait,"]
+    texts = [
+        " ".join(words[pick(7)] for _ in range(2 + pick(9)))
+        + "".join(f" $a_{pick(3)}={pick(3)}$" for _ in range(pick(4)))
+        + f" <answer> {pick(2)} </answer>"
+        for _ in range(rows)
+    ]
+    texts[pick(rows)] = ""
+    return texts
 
 
 def build(given: dict[str, Any], **changes: Any) -> TokenBatch:
@@ -138,7 +163,10 @@ def by_coefficients(variant: Variant, given: dict[str, Any], states=None):
 
 
 def permuted(given: dict[str, Any], order: Tensor) -> dict[str, Any]:
-    return {k: v[order] if k in PER_TOKEN + PER_ROW else v for k, v in given.items()}
+    rows = order.tolist()
+    move = lambda v: v[order] if isinstance(v, Tensor) else [v[i] for i in rows]  # noqa: E731
+    moved = {k: move(v) if v is not None and k in PER_TOKEN + PER_ROW else v for k, v in given.items()}
+    return moved | {"columns": {k: move(v) for k, v in given["columns"].items()}}
 
 
 def padded(given: dict[str, Any], left: int, right: int, value: float = 0.0) -> dict[str, Any]:
@@ -158,7 +186,10 @@ def with_empty_rows(given: dict[str, Any], count: int) -> dict[str, Any]:
     out["rewards"] = torch.cat([out["rewards"], torch.full((count, out["rewards"].shape[1]), NAN, dtype=torch.float64)])
     out["group"] = torch.cat([out["group"], 1000 + torch.arange(count)])
     out["correct"] = torch.cat([out["correct"], torch.zeros(count, dtype=torch.bool)])
+    out["prompt_key"] = [*out["prompt_key"], *(f"empty {i}" for i in range(count))]
+    out["texts"] = [*out["texts"], *[""] * count]
     out["truncated"] = torch.cat([out["truncated"], torch.zeros(count, dtype=torch.bool)])
+    out["columns"] = {k: [*v, *v[:1] * count] for k, v in out["columns"].items()}
     return out
 
 

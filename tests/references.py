@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tests.loops import LOOPS, modules
+from tests.loops import LOOPS, collected, modules
 from trl_variants import TokenBatch, Variant
 
 modules()  # registers the families' loops
@@ -238,6 +238,8 @@ def anchor(batch: TokenBatch, i: int, t: int, which: str = "old") -> Any:
     if which == "rollout":
         x = batch.rollout_logps[i, t]
         return batch.logps[i, t].detach() if math.isnan(number(x)) else x
+    if which == "sampler" and batch.rollout_logps is not None and not math.isnan(number(batch.rollout_logps[i, t])):
+        return batch.rollout_logps[i, t]
     return batch.logps[i, t].detach() if batch.old_logps is None else batch.old_logps[i, t]
 
 
@@ -346,6 +348,8 @@ def correction_ratio(
     for t in here:
         d = number(anchor(batch, i, t)) - number(batch.rollout_logps[i, t])
         total += 0.0 if math.isnan(d) else d
+    if mode.startswith("geometric"):
+        total /= max(len(here), 1)
     w = math.exp(total)
     outside = (low is not None and w < low) or (high is not None and w > high)
     if mode.endswith("mask"):
@@ -386,7 +390,7 @@ def weight(h: Any, batch: TokenBatch, advantage: Table, log_ratio: Table | None 
     assert name == "sampler_correction"
     if batch.rollout_logps is None:
         return table(batch, lambda i, t: 1.0)
-    if h.mode.startswith("sequence"):
+    if not h.mode.startswith("token"):
         return table(batch, lambda i, t: correction_ratio(batch, i, positions(batch, i), h.mode, h.min, h.max))
     return table(batch, lambda i, t: correction_ratio(batch, i, [t], h.mode, h.min, h.max))
 
@@ -471,9 +475,15 @@ def loss(variant: Variant, batch: TokenBatch, states: dict[str, Any] | None = No
             active = [[a and w[i][t] > 0 for t, a in enumerate(row)] for i, row in enumerate(active)]
     x = objective(variant.clip, ratio, advantage, batch, active)
     for h, w in zip(variant.weight, weights, strict=True):
-        if not (h.selects and variant.clip.hook_name == "geometric_mean"):
+        if not (h.selects and variant.clip.hook_name in {"geometric_mean", *collected("OVER_TOKENS")}):
             x = [[v * w[i][t] for t, v in enumerate(row)] for i, row in enumerate(x)]
-    total = -aggregate(variant.aggregate, x, batch)
+    counted = [[t in positions(batch, i) for t in range(width)] for i in range(rows)]
+    for h, w in zip(variant.weight, weights, strict=True):
+        if h.in_denominator:
+            counted = [[c and w[i][t] != 0 for t, c in enumerate(row)] for i, row in enumerate(counted)]
+    total = -aggregate(variant.aggregate, x, batch, counted)
     for i, h in enumerate(variant.regularizers):
         total = total + regularizer(h, variant, batch, ratio, active, (states or {}).get(f"regularizers.{i}"))
+    if bound := LOOPS.get(("bound", variant.aggregate.hook_name)):
+        return bound(variant.aggregate, total)
     return total

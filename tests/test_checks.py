@@ -36,6 +36,7 @@ FINDINGS = [
         "span 'micro-batch'",
     ),
     ("gmpo", {"ratio": "sequence"}, "error", "geometric_mean needs a token ratio, and the ratio is sequence"),
+    ("disco", {"select": ["winners"]}, "error", "winners leaves no wrong answer for clip group_contrast"),
     (
         "grpo",
         {"rewards": [{"kl_in_reward": {"level": "token"}}]},
@@ -73,6 +74,7 @@ FINDINGS = [
     ("gspo", {"aggregate": "constant"}, "warning", "weights answers by their length"),
     ("rloo", {"aggregate": "token_mean"}, "warning", "repeat it on every token"),
     ("dapo", {"ratio": "on_policy"}, "warning", "the clip can never act"),
+    ("dro", {"ratio": "on_policy"}, "warning", "squared_log_ratio is 0 for ever"),
     ("gspo", {"advantage": "token_whitened"}, "warning", "token advantages meet a per-sequence ratio"),
     ("gspo", {"credit": ["discount"]}, "warning", "a per-sequence ratio cannot tell apart"),
 ]

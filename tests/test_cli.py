@@ -163,7 +163,7 @@ def test_where_the_recipe_stands(place):
     "changes, words, sentence",
     [
         ({"variant": "gspoo"}, [], "did you mean gspo"),
-        ({}, ["--variant", "dappo"], "did you mean dapo"),
+        ({}, ["--variant", "dappo"], "dapo"),
         ({"learning_rat": 1}, [], "unknown setting 'learning_rat' (did you mean learning_rate"),
         ({}, ["--learning_rat", "1"], "unknown setting 'learning_rat' (did you mean learning_rate"),
         ({}, ["--hoks.clip.ppo.eps_high", "1"], "unknown setting 'hoks' (did you mean hooks"),

@@ -84,7 +84,7 @@ def test_mapping_names_every_seam_that_holds_something():
 @pytest.mark.parametrize(
     "spec, edits, message",
     [
-        ("dappo", {}, r"unknown variant 'dappo' \(did you mean dapo.*\); `trl-variants list` shows them all"),
+        ("dappo", {}, r"unknown variant 'dappo' \(did you mean .*dapo.*\); `trl-variants list` shows them all"),
         ("zzz", {}, r"unknown variant 'zzz'; "),
         (
             "dapo",

@@ -3,6 +3,7 @@ warnings."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -66,20 +67,27 @@ def _couplings(v: Variant) -> list[Finding]:
         )
     for i, h in enumerate(v.rewards):
         per_token = h.hook_name == "kl_in_reward" and h.level == "token"
-        if per_token and "tokens" not in v.advantage.needs:
+        reads_tokens = "tokens" in v.advantage.needs and getattr(v.advantage, "reads_token_rewards", True)
+        if per_token and not reads_tokens:
             error(
                 f"advantage {v.advantage.hook_name} reads one reward per answer and ignores the per-token KL penalty",
                 "kl_in_reward.level: sequence, or advantage: token_whitened",
             )
         if per_token and any(later.hook_name == "clip_reward" for later in v.rewards[i + 1 :]):
             error("clip_reward after a per-token KL penalty is ignored", "clip_reward first")
-        if h.hook_name in ("kl_in_reward", "clip_reward") and v.advantage.hook_name == "normalize_each":
+        on_the_sum = h.hook_name in ("kl_in_reward", "clip_reward") or getattr(h, "combined", False)
+        if on_the_sum and v.advantage.hook_name == "normalize_each":
             error(
                 f"advantage normalize_each reads the single reward functions, so {h.hook_name} is ignored",
                 "advantage: grouped",
             )
     if (clip == "geometric_mean" or getattr(v.clip, "token_ratio_only", False)) and ratio != "token":
         error(f"clip {clip} needs a token ratio, and the ratio is {ratio}", "ratio: token")
+    if v.clip.whole_groups and any(h.hook_name == "winners" for h in v.select):
+        error(
+            f"select winners leaves no wrong answer for clip {clip} to compare with, so nothing is learned",
+            "drop the select hook, or clip: ppo",
+        )
     if clip == "ppo" and ratio == "token" and max(_high(v.clip), _low(v.clip)) < 0.01:
         warn(
             f"a clip range of {_high(v.clip)} is a sequence-ratio range; on a token ratio it clips almost every token",
@@ -100,6 +108,8 @@ def _couplings(v: Variant) -> list[Finding]:
             "a product ratio is one action per answer; other aggregations repeat it on every token",
             "aggregate: sequence_mean",
         )
+    if ratio == "on_policy" and any(h.hook_name == "squared_log_ratio" for h in v.regularizers):
+        warn("squared_log_ratio is 0 for ever: the ratio is 1 by definition", "ratio: token or product")
     if clip == "ppo" and ratio == "on_policy":
         warn("the clip can never act: the ratio is 1 by definition", "clip: none")
     if v.advantage.hook_name == "token_whitened" and ratio in ("sequence", "product"):
@@ -189,9 +199,35 @@ def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
                 "num_iterations: 1, or ratio: token",
             )
         )
+    passes = max((getattr(h, "passes", 1) for _, h in v.hooks()), default=1)
+    if passes > 1 and (config.num_iterations % passes or window > (config.steps_per_generation or window)):
+        found.append(
+            Finding(
+                "error",
+                f"{v.name} trains other tokens in each of {passes} passes over a generation, one optimizer step or more a pass",
+                f"num_iterations: {passes}, and gradient_accumulation_steps at most steps_per_generation",
+            )
+        )
+    if v.whole_groups and _cuts_groups(config):
+        found.append(
+            Finding(
+                "error",
+                f"{v.name} compares a prompt's completions, and its windows cut groups of {config.num_generations}",
+                "per_device_train_batch_size a multiple of num_generations, or steps_per_generation equal to "
+                "gradient_accumulation_steps",
+            )
+        )
     if getattr(config, "router_aux_loss_coef", None):
         found.append(Finding("warning", "the MoE auxiliary loss is computed per micro-batch and depends on the split"))
     return found
+
+
+def _cuts_groups(config: Any) -> bool:
+    """Whether an optimizer window can hold a part of a group, rows being dealt group by group."""
+    window, generation = config.gradient_accumulation_steps, config.steps_per_generation
+    if not generation or window % generation == 0:
+        return False
+    return config.per_device_train_batch_size * math.gcd(window, generation) % config.num_generations != 0
 
 
 def _batch(config: Any) -> list[Finding]:

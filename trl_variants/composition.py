@@ -108,6 +108,11 @@ class Variant:
         return "window" if exact_count or any(h.scope == "window" for _, h in self.hooks()) else "local"
 
     @property
+    def whole_groups(self) -> bool:
+        """Whether every row of a prompt must be in the same window (whole-group losses)."""
+        return any(h.whole_groups for _, h in self.hooks())
+
+    @property
     def stateful(self) -> dict[str, Any]:
         """The hooks with memory, by path."""
         return {path: h for path, h in self.hooks() if is_stateful(h)}
@@ -123,6 +128,14 @@ class Variant:
             elif here:
                 out[seam] = [to_spec(h) for h in here]
         return out
+
+    @property
+    def changed_seams(self) -> tuple[str, ...]:
+        """The seams on which it departs from its host (GRPO for most), in data order; all it fills when it is its
+        own."""
+        host = variant(self.about.host if self.about else "grpo")
+        own, plain = self.to_mapping(), host.to_mapping()
+        return tuple(s for s in SEAMS if (s in own if host.name == self.name else own.get(s) != plain.get(s)))
 
     def loss(self, batch: TokenBatch, states: Mapping[str, Any] | None = None) -> Loss:
         """The loss of a whole window (see `TokenBatch.from_tensors`); fills in advantages where none are given.

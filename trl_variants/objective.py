@@ -154,6 +154,7 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
             objective = objective * weight
             counted = counted * (weight != 0) if h.in_denominator else counted
             parts[f"weight/{h.hook_name}_mean"] = Mean.over(weight, batch.mask)
+            parts[f"weight/{h.hook_name}_zeros"] = Mean.over((weight == 0).to(weight), batch.mask)
 
     [(path, aggregate)] = of("aggregate")
     counting = batch if counted is batch.mask else batch.with_mask(counted)
@@ -168,6 +169,8 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
         parts.update(term.metrics)
         if term.stats:
             stats[path] = dict(term.stats)
+    if hasattr(aggregate, "bound"):  # a rule about the loss of the whole window, every term included
+        loss = aggregate.bound(loss)
 
     parts.update(_ratio_metrics(log_ratio.detach(), batch.mask))
     return Loss(loss, advantage, log_ratio, objective, clipped.clipped, terms, parts, stats)

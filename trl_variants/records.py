@@ -6,7 +6,8 @@ is (B, 1), so that everything broadcasts against (B, T).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,6 +42,7 @@ class Run:
     group_size: int = 0
     temperature: float = 1.0
     iterations: int = 1
+    vocabulary: int = 0  # tokens the model chooses from; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,12 @@ class Scored:
     keep: Tensor = None  # type: ignore[assignment]  # (N,) bool, row may enter the policy loss
     in_baseline: Tensor = None  # type: ignore[assignment]  # (N,) bool, row may enter group statistics
     prompt_key: list[str] | None = None
-    keys: Mapping[str, Tensor] = field(default_factory=dict)  # further integer labels from the dataset
+    keys: Mapping[str, Tensor] = field(default_factory=dict)  # (N,) columns of the dataset: numbers, or labels of text
     origin: Tensor | None = None  # (N,) 0 policy, 1 teacher, 2 replay, 3 prefix
-    tokens: Mapping[str, Tensor] = field(default_factory=dict)  # (N, T): mask, old_logps, ref_logps, ...
+    tokens: Mapping[str, Tensor] = field(default_factory=dict)  # (N, T): mask, ids (-1: padding), old_logps, ...
     token_rewards: Tensor | None = None  # (N, T) where a rewards hook spreads reward over tokens
     texts: Mapping[str, list] = field(default_factory=dict)
+    columns: Mapping[str, list] = field(default_factory=dict)  # raw data set columns that a hook named in `columns`
     run: Run = Run()
     progress: float = 0.0
     step: int = 0
@@ -107,11 +110,32 @@ class Scored:
             raise VariantError(f"this method needs `{name}` per token when rewards are read, and none was given")
         return self.tokens[name]
 
+    def fact(self, name: str) -> Any:
+        """A field that not every run has (length, truncated, prompt_key, texts); raises VariantError naming it."""
+        value = getattr(self, name)
+        if value is None or (name == "texts" and not value):
+            raise VariantError(f"this method needs `{name}` per row when rewards are read, and none was given")
+        return value
+
+    def column(self, name: str) -> list:
+        """A raw data set column, one value a row; raises VariantError when the data set has none of that name."""
+        if name not in self.columns:
+            raise VariantError(f"this method reads the data set's column {name!r}, and there is none")
+        return list(self.columns[name])
+
 
 def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
     """(N, F), (F,) -> (N,): functions that do not apply are left out; a row with none is NaN."""
     total = (rewards * weights.to(rewards)).nansum(1)
     return torch.where(torch.isnan(rewards).all(1), torch.nan, total)
+
+
+def column_numbers(values: Sequence[Any]) -> Tensor:
+    """(N,) a data set column to group by: numbers as they are, text as a number that is the same in every run."""
+    if all(isinstance(v, (int, float)) for v in values):
+        return torch.tensor(values, dtype=torch.long if all(isinstance(v, int) for v in values) else torch.float)
+    digests = [hashlib.sha256(str(v).encode()).digest() for v in values]
+    return torch.tensor([int.from_bytes(d[:6], "big") for d in digests])
 
 
 @dataclass
@@ -244,7 +268,11 @@ class TokenBatch:
         correct: Any = None,
         max_completion_length: int | None = None,
         reward_weights: Any = None,
+        sum_sq_probs: Any = None,
         extra: Mapping[str, Any] | None = None,
+        prompt_key: Sequence[str] | None = None,
+        texts: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence] | None = None,
         **facts: Any,
     ) -> TokenBatch:
         """A whole window from plain tensors or lists, to try a method without a model.
@@ -253,6 +281,9 @@ class TokenBatch:
             logps: (B, T), may require grad. A (T,) input is one row.
             mask: (B, T), default all ones. rewards: (B,) or (B, F). group: (B,), default one group.
             advantage: (B,) or (B, T); when missing, `Variant.loss` computes it from rewards and group.
+            prompt_key, texts: (B,) stable names of the prompts, and the completions as text.
+            columns: data set columns by name, (B,) values each; hooks may group by them.
+            sum_sq_probs: (B, T) sum over the vocabulary of pi_old^2.
             facts: step, rollout_step, iteration, segment.
 
         Raises:
@@ -310,6 +341,10 @@ class TokenBatch:
             weights = torch.ones(rewards.shape[1]) if reward_weights is None else number_like(reward_weights)
             tokens_seen = {k: v for k, v in tokens.items() if v is not None} | {"mask": mask}
             tokens_seen.setdefault("old_logps", logps.detach())
+            if sum_sq_probs is not None:
+                tokens_seen["sum_sq_probs"] = fit("sum_sq_probs", sum_sq_probs)
+            if entropy is not None:
+                tokens_seen["entropy"] = fit("entropy", entropy).detach()  # type: ignore[union-attr]
             scored = Scored(
                 rewards=rewards,
                 weights=weights.to(logps.dtype),
@@ -318,6 +353,10 @@ class TokenBatch:
                 truncated=truncated,
                 correct=fit("correct", correct, per_row=True),  # type: ignore[arg-type]
                 tokens=tokens_seen,
+                prompt_key=None if prompt_key is None else [str(k) for k in prompt_key],
+                texts={} if texts is None else {"completions": list(texts)},
+                columns={k: list(v) for k, v in (columns or {}).items()},
+                keys={k: column_numbers(list(v)) for k, v in (columns or {}).items()},
                 run=run,
                 progress=progress,
             )

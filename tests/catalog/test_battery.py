@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ from tests.batches import (
 from trl_variants import Schedule, Variant, VariantError, check, diff, variant, variants
 from trl_variants.hooks import aggregate, clip, ratio, regularizers, weight
 from trl_variants.hooks.base import SEAMS, SINGLE, hook_class, hook_names
-from trl_variants.objective import evaluate, with_advantages
+from trl_variants.objective import call, evaluate, with_advantages
 
 COMPOSED = {
     "dapo + window entropy bonus": variant("dapo", regularizers=[{"entropy_bonus": {"coef": 0.1}}]),
@@ -292,6 +292,10 @@ def test_direct_path_and_window_objective_give_the_same_gradient(v):
 def test_order_of_rows_does_not_matter(v):
     loss, grads = of_whole(v)
     order = torch.randperm(len(GIVEN["mask"]), generator=torch.Generator().manual_seed(9))
+    if {h.hook_name for _, h in v.hooks()} & loops.collected("BY_POSITION").keys():  # rows of a group keep their order
+        for label in GIVEN["group"].unique():
+            places = GIVEN["group"][order] == label
+            order[places] = order[places].sort().values
     other, permuted_grads = of_whole(v, permuted(GIVEN, order))
     assert_close(other.loss, loss.loss, "loss")
     assert_close(permuted_grads, {n: g[order] for n, g in grads.items()}, "gradient")
@@ -339,25 +343,27 @@ def test_empty_rows_count_only_where_rows_are_counted(v):
     loss, grads = of_whole(v)
     rows, extra = len(GIVEN["mask"]), 5
     other, g = of_whole(v, with_empty_rows(GIVEN, extra))
-    by_rows = {
-        "sequence_mean": getattr(v.aggregate, "rows", "all") == "all",
-        "sequence_sum": True,
-        "constant": True,
-    }
-    share = rows / (rows + extra) if by_rows.get(v.aggregate.hook_name) else 1.0
-    terms = {name: (share if _uses_policy_aggregate(v, name) else 1.0) * float(x) for name, x in loss.terms.items()}
+    share = {n: rows / (rows + extra) if _counts_rows(_aggregate_of(v, n)) else 1.0 for n in loss.terms}
+    terms = {name: share[name] * float(x) for name, x in loss.terms.items()}
     assert {n: float(x) for n, x in other.terms.items()} == pytest.approx(terms, rel=1e-9, abs=1e-12)
     for name in grads:
         assert not g[name][rows:].any()
     if len(loss.terms) == 1:
-        assert_close(g["logps"][:rows], grads["logps"] * share, "gradient")
+        assert_close(g["logps"][:rows], grads["logps"] * share["policy"], "gradient")
 
 
-def _uses_policy_aggregate(v: Variant, term: str) -> bool:
+def _counts_rows(h) -> bool:
+    every_row = h.hook_name == "sequence_mean" and h.rows == "all"
+    return every_row or h.hook_name in ("sequence_sum", "constant", "sequence_constant")
+
+
+def _aggregate_of(v: Variant, term: str):
     if term == "policy":
-        return True
-    [h] = [h for h in v.regularizers if h.hook_name == term]
-    return h.hook_name == "kl" and not h.own_token_mean
+        return v.aggregate
+    [(path, h)] = [(p, h) for p, h in v.hooks() if p.startswith("regularizers.") and term in (p, h.hook_name)]
+    batch = with_advantages(v, build(GIVEN), states(v))
+    batch = replace(batch, log_ratio=v.ratio(batch))
+    return call(h, batch, path=path, states=states(v)).aggregate or v.aggregate
 
 
 # ---------------------------------------------------------------- extremes
@@ -367,11 +373,13 @@ def _uses_policy_aggregate(v: Variant, term: str) -> bool:
 def test_equal_rewards_give_no_policy_gradient(v):
     equal = torch.full_like(GIVEN["rewards"], 0.5)
     plain = v.with_(regularizers=[], rewards=[], credit=[])
-    loss, grads = of_whole(plain, GIVEN, rewards=equal)
+    loss, grads = of_whole(plain, GIVEN, rewards=equal, correct=torch.zeros_like(GIVEN["correct"]))
     if plain.advantage.hook_name == "token_whitened" and plain.advantage.gamma == 1.0:
         assert_close(loss.advantage, torch.zeros_like(loss.advantage), "advantage", atol=1e-7)
     elif plain.advantage.hook_name == "grouped" and plain.advantage.singleton == "raw":
         return  # a row alone keeps its reward by definition
+    elif plain.advantage.hook_name in loops.collected("ABSOLUTE"):
+        return  # compares with something else than the group's rewards
     else:
         assert not loss.advantage.any()
     assert_close(grads["logps"], torch.zeros_like(grads["logps"]), "gradient", atol=1e-7)
@@ -379,7 +387,7 @@ def test_equal_rewards_give_no_policy_gradient(v):
 
 @every
 def test_a_group_of_one_and_an_unscorable_row_carry_no_signal(v):
-    alone = {k: x[:1] if k in PER_TOKEN + PER_ROW else x for k, x in GIVEN.items()}
+    alone = permuted(GIVEN, torch.tensor([0]))
     for rewards in ([[1.0, 0.3]], [[NAN, NAN]]):
         given = alone | {
             "rewards": torch.tensor(rewards, dtype=torch.float64),
@@ -392,6 +400,7 @@ def test_a_group_of_one_and_an_unscorable_row_carry_no_signal(v):
             h.hook_name == "kl_in_reward" for h in v.rewards
         )
         gives_signal |= getattr(v.advantage, "singleton", "") == "raw"
+        gives_signal |= v.advantage.hook_name in loops.collected("ABSOLUTE")
         if rewards[0][0] != rewards[0][0] or not gives_signal:
             assert_close(loss.advantage, torch.zeros_like(loss.advantage), "advantage", atol=1e-6)
 
@@ -502,7 +511,7 @@ def test_a_schedule_survives_yaml_and_moves_the_number(v):
     moving = having(Schedule(x, 2 * x, until=0.5))
     assert variant(yaml.safe_load(yaml.safe_dump(moving.to_mapping()))) == moving
     at_quarter, _ = of_whole(moving, GIVEN, progress=0.25)
-    assert_close(at_quarter.loss, of_whole(having(1.5 * x))[0].loss, "loss at a quarter")
+    assert_close(at_quarter.loss, of_whole(having(1.5 * x), GIVEN, progress=0.25)[0].loss, "loss at a quarter")
 
 
 @every

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -348,7 +349,8 @@ def test_names_are_unique():
 def test_catalog_methods_all_have_a_golden_number():
     from trl_variants import variants
 
-    assert {v.name for v in variants} <= {g.variant for g in GOLDEN}
+    tables = "".join(path.read_text() for path in Path(__file__).parent.glob("test_golden*.py"))
+    assert [v.name for v in variants if f'"{v.name}"' not in tables] == []
 
 
 # ---------------------------------------------------------------- exact expectations over a three-token softmax

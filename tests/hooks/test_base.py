@@ -206,7 +206,7 @@ def test_a_parameter_without_default_must_be_given():
 @pytest.mark.parametrize(
     "seam, spec, message",
     [
-        ("clip", "ppoo", r"unknown clip hook 'ppoo' \(did you mean ppo\?\); known: cispo, "),
+        ("clip", "ppoo", r"unknown clip hook 'ppoo' \(did you mean ppo\?\); known: .*cispo, "),
         ("clip", "grouped", r"unknown clip hook 'grouped' \('grouped' is a advantage hook\)"),
         (
             "clip",

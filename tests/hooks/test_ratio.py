@@ -26,7 +26,7 @@ def weighted(batch, table) -> torch.Tensor:
     return (table * w * batch.mask).sum()
 
 
-@pytest.mark.parametrize("anchor", ["old", "rollout"])
+@pytest.mark.parametrize("anchor", ["old", "rollout", "sampler"])
 @pytest.mark.parametrize("cls", ANCHORED)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_equals_the_loop_reference(cls, anchor, seed):
@@ -89,6 +89,8 @@ def test_the_anchor_names_what_is_needed(cls):
     assert cls().needs == {"old_logps"} and cls(anchor="rollout").needs == {"rollout_logps"}
     with pytest.raises(VariantError, match="`rollout_logps`"):
         cls(anchor="rollout")(TokenBatch.from_tensors([[-1.0]]))
-    with pytest.raises(VariantError, match="anchor must be one of 'old', 'rollout', got 'older'.*did you mean old"):
+    both = {"old_logps", "rollout_logps"}
+    assert cls(anchor="sampler").needs == both and cls(anchor="sampler")(TokenBatch.from_tensors([[-1.0]])).eq(0).all()
+    with pytest.raises(VariantError, match="anchor must be one of 'old', 'rollout', 'sampler', got 'older'.*mean old"):
         cls(anchor="older")
     assert hook_class("ratio", cls.hook_name) is cls

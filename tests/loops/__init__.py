@@ -1,7 +1,10 @@
 """Slow loop references and battery compositions of method families, one module each, found by `tests/references.py`.
 
 A module registers a loop per hook with `@loop(seam, hook_name)` and may define `COMPOSED = {label: Variant}` (extra
-cases for the battery) and `STATES = {hook_name: state}` (a stateful hook's memory in the middle of a run).
+cases for the battery), `STATES = {hook_name: state}` (a stateful hook's memory in the middle of a run),
+`ABSOLUTE = {advantage hook_name: why}` (hooks that give signal to equal rewards or to a row alone by definition),
+`BY_POSITION = {advantage or select hook_name: why}` (hooks to which the order of the rows inside a group matters)
+and `OVER_TOKENS = {clip hook_name: why}` (clips that reduce over the active tokens themselves).
 Signatures (Table: rows x tokens, per-row values repeated; numbers are Python floats or 0-d tensors with gradient):
 
     rewards      (h, batch, reward: list[float]) -> list[float]
@@ -12,6 +15,7 @@ Signatures (Table: rows x tokens, per-row values repeated; numbers are Python fl
     clip         (h, log_ratio: Table, advantage: Table, batch, active: list[list[bool]]) -> Table
     weight       (h, batch, advantage: Table, log_ratio: Table) -> Table
     aggregate    (h, x: Table, batch, counted) -> scalar
+    bound        (h, total loss) -> scalar, for aggregate hooks with a rule about the whole loss
     regularizers (h, variant, batch, log_ratio, active, state) -> scalar, coefficient included
 """
 

@@ -29,6 +29,17 @@ EXTRA = {
     "prompt-mean": ("dapo", {"aggregate": "prompt_mean", "select": ["mask_truncated"]}),
     "correct-nll": ("dr-grpo", {"regularizers": [{"nll": {"coef": 0.1}}]}),
     "live-sequence-kl": ("gspo", {"regularizers": [{"kl": {"coef": 0.1, "weight": "live"}}]}),
+    # an untrained model finds no token as likely as eta, so the second pass would be empty
+    **{
+        name: (
+            name,
+            {
+                "credit": [{"low_probability_first": {"eta": 0.04}}],
+                "regularizers": [{"kl_of_pass": {"eta": 0.04}}],
+            },
+        )
+        for name in ("lopti", "lopti-ar")
+    },
 }
 CASES = {**{n: (n, None) for n in NAMES}, **EXTRA}
 # small enough that a narrow clip leaves some rows their gradient in the off-policy step

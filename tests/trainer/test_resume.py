@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from tests.batches import build, inputs
 from trl_variants import Scored, VariantError, VariantGRPOTrainer, hook, variant, variants
 from trl_variants.trainer.memory import HookMemory
 
@@ -255,8 +256,8 @@ def test_state_round_trip(name, tmp_path):
 
     composition = variant("gspo").with_(**STATEFUL, **ADAPTIVE) if name == "both-states" else variant(name)
     memory = HookMemory(composition, seed=1)
-    scored = Scored(rewards=torch.rand(4, 1), weights=torch.ones(1), group=torch.zeros(4, dtype=torch.long))
-    memory.update("generation", scored)
+    given = inputs()
+    memory.update("generation", build(given, rewards=given["rewards"].nan_to_num()).scored)
     memory.update("step", {path: {"entropy": 0.5} for path in memory.states})
     for generator in memory.rngs.values():
         torch.rand(3, generator=generator)

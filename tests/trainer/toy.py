@@ -111,7 +111,12 @@ def model(kind: str = "qwen3") -> Any:
 
 
 def dataset(prompts: Sequence[str] = PROMPTS, **columns: Sequence) -> Dataset:
-    return Dataset.from_dict({"prompt": list(prompts), **columns})
+    known = {
+        "id": [f"toy {p}" for p in prompts],
+        "task": [("even", "odd")[i % 2] for i in range(len(prompts))],
+        "difficulty": [float(len(p)) for p in prompts],
+    }
+    return Dataset.from_dict({"prompt": list(prompts), **known, **columns})
 
 
 def digits(completions: list[str], **_: Any) -> list[float]:

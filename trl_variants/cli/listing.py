@@ -36,7 +36,7 @@ def run(words: list[str]) -> int:
 
 
 def row(entry: Any) -> dict[str, Any]:
-    """Returns a catalog entry's eight public columns; `seams` are where it departs from GRPO."""
+    """Returns a catalog entry's eight public columns; `seams` are where it departs from its host."""
     about = entry.about
     return {
         "id": about.id,
@@ -44,19 +44,10 @@ def row(entry: Any) -> dict[str, Any]:
         "family": about.family,
         "kind": about.kind,
         "side": about.side,
-        "seams": seams(entry),
+        "seams": list(entry.changed_seams),
         "paper": about.paper,
         "idea": about.idea,
     }
-
-
-def seams(entry: Any) -> list[str]:
-    """Returns the seams on which a method departs from GRPO, in data order; for GRPO all it fills."""
-    from .. import variant
-    from ..hooks.base import SEAMS
-
-    own, plain = entry.to_mapping(), variant("grpo").to_mapping()
-    return [s for s in SEAMS if (s in own if entry.name == "grpo" else own.get(s) != plain.get(s))]
 
 
 def _catalog() -> list[Any]:

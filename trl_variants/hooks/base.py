@@ -54,6 +54,7 @@ NEEDS = frozenset(
         "teacher_logps",
         "rollout_logps",
         "entropy",
+        "sum_sq_probs",
         "values",
         "distribution",
         "tokens",
@@ -72,6 +73,7 @@ _DEFAULTS: dict[str, Any] = {
     "random": False,  # whether it wants a named torch.Generator as `rng`
     "selects": False,  # weight hooks: the weight is a 0/1 choice of tokens, seen by later hooks as batch.active
     "in_denominator": False,  # weight hooks: the weight also enters the aggregation's token count
+    "whole_groups": False,  # compares rows of a group in the loss: the trainer never cuts a group between windows
     "span": "window",  # "micro-batch": the rule depends on the split by definition and says so
 }
 

@@ -1,30 +1,37 @@
 """Ratio hooks: at what granularity the policy moves, and against which policy.
 
 Signature: `(batch) -> log_ratio`, (B, T) or (B, 1), in log space. The anchor is the old policy (start of the update
-phase) unless a hook says otherwise; an on-policy batch has log-ratio 0 with the gradient of `logps`.
+phase) unless a hook says otherwise; an on-policy batch has log-ratio 0 with the gradient of `logps`. Anchor "rollout"
+is the engine's own log-probs, "sampler" those where the engine gave them and the old policy's elsewhere (a sampler that
+is the trainer's own model *is* the old policy).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..records import TokenBatch, masked_mean
 from .base import hook, param
 
+_BOTH = {"old_logps", "rollout_logps"}
+
 
 @dataclass(frozen=True)
 class _Anchored:
-    anchor: str = param("old", choices=("old", "rollout"))
+    anchor: str = param("old", choices=("old", "rollout", "sampler"))
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"old_logps"} if self.anchor == "old" else {"rollout_logps"})
+        return frozenset({"old": {"old_logps"}, "rollout": {"rollout_logps"}}.get(self.anchor, _BOTH))
 
     def token_log_ratio(self, batch: TokenBatch) -> Tensor:
-        if self.anchor == "old":
+        if self.anchor == "old" or (self.anchor == "sampler" and batch.rollout_logps is None):
             return batch.logps - batch.anchor
+        if self.anchor == "sampler":
+            return batch.logps - torch.where(batch.rollout_logps.isnan(), batch.anchor, batch.rollout_logps)  # type: ignore[union-attr,arg-type]
         # a token the engine could not score carries NaN: no evidence of a move, ratio 1, gradient kept
         return batch.logps - batch.need("rollout_logps").nan_to_num(nan=0.0).where(
             ~batch.need("rollout_logps").isnan(), batch.logps.detach()

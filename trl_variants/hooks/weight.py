@@ -24,10 +24,21 @@ class SamplerCorrection:
     """pi_old / pi_rollout, for an engine whose log-probs differ from the trainer's: token (B, T) or sequence (B, 1).
 
     "truncate" clamps to [min, max] (TIS), "mask" zeroes what lies outside (MIS). Modes and defaults are those of TRL
-    1.16's vLLM correction. Tokens the engine could not score count as ratio 1.
+    1.16's vLLM correction, where "sequence" is the product over tokens; "geometric" is their geometric mean (ms-swift,
+    SkyRL). Tokens the engine could not score count as ratio 1.
     """
 
-    mode: str = param("sequence_mask", choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))
+    mode: str = param(
+        "sequence_mask",
+        choices=(
+            "token_truncate",
+            "token_mask",
+            "sequence_truncate",
+            "sequence_mask",
+            "geometric_truncate",
+            "geometric_mask",
+        ),
+    )
     min: float | None = None
     max: float | None = 3.0
 
@@ -46,6 +57,8 @@ class SamplerCorrection:
         difference = ((batch.anchor - batch.rollout_logps) * batch.mask).nan_to_num(nan=0.0)
         if self.mode.startswith("sequence"):
             difference = difference.sum(-1, keepdim=True)
+        elif self.mode.startswith("geometric"):
+            difference = masked_mean(difference, batch.mask)
         ratio = bounded_exp(difference)
         low, high = -math.inf if self.min is None else self.min, math.inf if self.max is None else self.max
         if self.mode.endswith("truncate"):
@@ -80,15 +93,21 @@ class EntropyQuantile:
     """Keeps the `keep` share of tokens with the highest entropy, (B, T). Beyond the 80/20 rule (2506.01939) eq. 5.
 
     `span="window"` takes the quantile over the whole optimizer window; "micro-batch" is TRL's rule, over the rows that
-    happen to be forwarded together on all processes.
+    happen to be forwarded together on all processes. `denominator`: "all" averages over every token (TRL), "selected"
+    over those kept (the authors), which makes the gradient 1 / keep times larger.
     """
 
     keep: float = param(0.2, above=0.0, high=1.0)
     span: str = param("window", choices=("window", "micro-batch"))
+    denominator: str = param("all", choices=("all", "selected"))
 
-    math = "* [H_t in top {keep} of the {span}]"
+    math = "* [H_t in top {keep} of the {span}; mean over {denominator}]"
     needs = frozenset({"entropy"})
     selects = True
+
+    @property
+    def in_denominator(self) -> bool:
+        return self.denominator == "selected"
 
     @property
     def scope(self) -> str:

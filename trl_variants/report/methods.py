@@ -1,24 +1,39 @@
-"""METHODS.md and the README's table: `python -m trl_variants.report.methods` rewrites both from the catalog."""
+"""METHODS.md and the README's map: `python -m trl_variants.report.methods` rewrites both from the catalog."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from ..composition import SEAMS, SINGLE, Variant
+from ..composition import SEAMS, SIDES, SINGLE, Variant
 from ..describe import math_of, objective_line
 
 START, END = "<!-- catalog: written by trl_variants.report.methods -->", "<!-- end of catalog -->"
 
 
-def catalog_table(variants: list[Variant]) -> str:
-    """One line a method: id, paper, idea."""
-    lines = ["| method | paper | idea |", "|---|---|---|"]
+def catalog_map(variants: list[Variant]) -> str:
+    """The map: a row per seam, a column per side, in each cell the methods that change that seam of their host."""
+    lines = ["| seam | " + " | ".join(SIDES) + " |", "|---" * (len(SIDES) + 1) + "|"]
+    for seam in SEAMS:
+        cells = []
+        for side in SIDES:
+            here = [v.name for v in variants if v.about and v.about.side == side and seam in v.changed_seams]
+            cells.append(", ".join(here))
+        if any(cells):
+            lines.append(f"| **{seam}** | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def methods_table(variants: list[Variant]) -> str:
+    """One line a method: what it changes, side, seams, paper, deviations."""
+    lines = ["| method | idea | side | seams | paper | deviations |", "|---|---|---|---|---|---|"]
     for v in variants:
         assert v.about is not None
         paper = f"[{v.about.paper}]({v.about.paper_url})" if v.about.paper else "none"
         kind = "" if v.about.kind == "method" else f" ({v.about.kind})"
-        lines.append(f"| `{v.name}`{kind} | {paper} | {v.about.idea} |")
+        said = "; ".join([*v.about.deviations, *(f"ours: {o}" for o in v.about.ours)])
+        cells = (f"[{v.name}](#{v.name}){kind}", v.about.idea, v.about.side, ", ".join(v.changed_seams), paper, said)
+        lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
     return "\n".join(lines)
 
 
@@ -29,6 +44,8 @@ def methods_markdown(variants: list[Variant]) -> str:
         "",
         "Written from the catalog by `python -m trl_variants.report.methods`. Symbols: r, s, W importance ratios, A",
         "advantage, R reward, lp log-prob, H entropy, sg stop-gradient; the loss is minimised.",
+        "",
+        methods_table(variants),
         "",
     ]
     for family in dict.fromkeys(v.about.family for v in variants if v.about):
@@ -55,8 +72,8 @@ def _section(v: Variant) -> list[str]:
 
 
 def in_readme(readme: str, variants: list[Variant]) -> str:
-    """The README with the table between its two markers replaced."""
-    block = f"{START}\n{catalog_table(variants)}\n{END}"
+    """The README with the map between its two markers replaced."""
+    block = f"{START}\n{catalog_map(variants)}\n{END}"
     return re.sub(re.escape(START) + ".*?" + re.escape(END), lambda _: block, readme, flags=re.S)
 
 

@@ -1,8 +1,9 @@
 """Tasks: data, rewards, default model and held-out accuracy, by name."""
 
-from trl_variants.tasks import arithmetic, gym
+from trl_variants.tasks import arithmetic, gym, scratchpad
 from trl_variants.tasks.arithmetic import tiny_model_path
 from trl_variants.tasks.base import Task, load_task, register_task, task_names
+from trl_variants.tasks.scratchpad import scratchpad_model_path
 from trl_variants.tasks.smollm2 import smollm2_path
 
 __all__ = [
@@ -11,6 +12,8 @@ __all__ = [
     "gym",
     "load_task",
     "register_task",
+    "scratchpad",
+    "scratchpad_model_path",
     "smollm2_path",
     "task_names",
     "tiny_model_path",

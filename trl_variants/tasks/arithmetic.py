@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from trl_variants.tasks.base import Task, register_task
+from trl_variants.tasks.base import Task, choose, register_task
 from trl_variants.tasks.evaluation import completion_text
 
 if TYPE_CHECKING:
@@ -82,16 +82,11 @@ def arithmetic(
     Raises:
         ValueError: a size out of range.
     """
-    train, held_out = split()
-    if train_size is not None and not 1 <= train_size <= len(train):
-        raise ValueError(f"train_size must be in 1..{len(train)}, got {train_size}")
-    if not 1 <= eval_size <= len(held_out):
-        raise ValueError(f"eval_size must be in 1..{len(held_out)}, got {eval_size}")
-    random.Random(seed).shuffle(train)
+    train, held_out = choose(*split(), train_size, eval_size, seed)
     return Task(
         name="arithmetic",
-        train_dataset=dataset(train[:train_size], conversational),
-        eval_dataset=dataset(held_out[:eval_size], conversational),
+        train_dataset=dataset(train, conversational),
+        eval_dataset=dataset(held_out, conversational),
         reward_funcs=[arithmetic_reward],
         model=tiny_model_path(),
         max_new_tokens=4,

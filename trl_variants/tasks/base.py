@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,23 @@ class Task:
         )
         scores = self.reward_funcs[0](prompts=prompts, completions=completions, **columns)
         return sum(score is not None and score >= 1.0 for score in scores) / len(scores)
+
+
+def choose(
+    train: list[Any], held_out: list[Any], train_size: int | None, eval_size: int, seed: int
+) -> tuple[list[Any], list[Any]]:
+    """(training problems in an order that `seed` decides, the first held-out ones); None takes all of the former.
+
+    Raises:
+        ValueError: a size out of range.
+    """
+    if train_size is not None and not 1 <= train_size <= len(train):
+        raise ValueError(f"train_size must be in 1..{len(train)}, got {train_size}")
+    if not 1 <= eval_size <= len(held_out):
+        raise ValueError(f"eval_size must be in 1..{len(held_out)}, got {eval_size}")
+    order = list(train)
+    random.Random(seed).shuffle(order)
+    return order[:train_size], held_out[:eval_size]
 
 
 def register_task(name: str) -> Callable[[Callable[..., Task]], Callable[..., Task]]:

@@ -31,7 +31,7 @@ from .scoring import build_scored, dead_groups
 from .seam import SeamTrainer
 from .selftest import self_test
 from .services import Services
-from .window import count_window, join, loss_mask, token_batch
+from .window import count_window, join, loss_mask, shuffle_groups, token_batch
 
 
 class VariantGRPOTrainer(SeamTrainer):
@@ -109,6 +109,7 @@ class VariantGRPOTrainer(SeamTrainer):
             group_size=args.num_generations,
             temperature=args.temperature,
             iterations=args.num_iterations,
+            vocabulary=getattr(self.model.config.get_text_config(), "vocab_size", 0),
         )
         for learner in self.variant.learners:
             learner.attach(self)
@@ -216,6 +217,11 @@ class VariantGRPOTrainer(SeamTrainer):
             self._evaluate_window(batches)
         batches[-1]["last"] = True
         return batches
+
+    def mixed(self, generation: dict) -> dict:
+        if not self.variant.whole_groups:
+            return super().mixed(generation)
+        return shuffle_groups(generation, self.num_generations)
 
     def eval_batch(self, rows: list) -> dict:
         batch = dict(self._generate_and_score_completions(rows), iteration=0, last=True)

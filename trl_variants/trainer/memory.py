@@ -22,7 +22,7 @@ class HookMemory:
         self.states: dict[str, Any] = {path: h.init() for path, h in self.hooks.items()}
         self.rngs = {path: _generator(seed, path) for path, h in variant.hooks() if h.random}
 
-    def update(self, when: str, seen: Mapping[str, Any] | Any) -> None:
+    def update(self, when: str, seen: Any) -> None:
         """Calls update() of the hooks that want it `when` ("step": path -> window means; "generation": a Scored)."""
         for path, h in self.hooks.items():
             if h.update_every != when or not hasattr(h, "update"):

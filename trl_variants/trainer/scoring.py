@@ -55,14 +55,15 @@ def build_scored(
         if "sum_sq_probs" in needs:
             logps, tokens["sum_sq_probs"] = (gather(x, 0) for x in trainer.logps_and_sum_sq_probs(output))
             tokens.setdefault("old_logps", logps)
-        if "old_logps" in needs and "old_logps" not in tokens:
-            with trainer.scoring():  # on-policy, so TRL did not compute them
-                logps, _, _ = trainer.logps_and_entropy(
+        if "entropy" in needs or ("old_logps" in needs and "old_logps" not in tokens):
+            with trainer.scoring():  # TRL computes no entropy here, and no log-probs when the update is on-policy
+                logps, entropy, _ = trainer.logps_and_entropy(
                     trainer.model,
                     output,
                     batch_size=trainer.args.per_device_train_batch_size,
                 )
-            tokens["old_logps"] = gather(logps, 0)
+            tokens.setdefault("old_logps", gather(logps, 0))
+            tokens["entropy"] = gather(entropy, 0)
     every = lambda values: [v for part in _objects(trainer, values) for v in part]  # noqa: E731
     keys = {
         name: column_numbers(every(_column(rows, name))).to(device) for name in sorted(wanted_keys(trainer.variant))

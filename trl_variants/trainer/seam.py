@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -201,6 +202,8 @@ class SeamTrainer(GRPOTrainer):
         sizes = self.accelerator.gather(torch.tensor([x.shape[0]], device=x.device))
         for dim in range(x.dim()):
             x = self.accelerator.pad_across_processes(x, dim=dim, pad_index=fill)
+        if not len(x):  # no process has a row
+            return x
         parts = self.accelerator.gather(x.contiguous()).split(x.shape[0])
         return torch.cat([part[: int(n)] for part, n in zip(parts, sizes, strict=True)])
 
@@ -208,6 +211,12 @@ class SeamTrainer(GRPOTrainer):
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         stock = super()._get_train_sampler(dataset)
+        if len(stock) == 0:  # transformers would end the run before its first step
+            prompts = self.args.generation_batch_size // self.num_generations
+            raise VariantError(
+                f"the data set has {stock.num_samples} prompts and one generation takes {prompts}: use more prompts, or a "
+                "smaller per_device_train_batch_size or steps_per_generation"
+            )
         return ResumableRepeatSampler(stock, epoch=lambda: int(self.state.epoch or 0))
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
@@ -238,12 +247,16 @@ class SeamTrainer(GRPOTrainer):
             step = self._step + i
             if step % cycle == 0 or self._buffered_inputs is None:
                 generation = split_pixel_values_by_grid(self._generate_and_score_completions(rows))
-                chunks = split_tensor_dict(shuffle_sequence_dict(generation), per_generation)
+                chunks = split_tensor_dict(self.mixed(generation), per_generation)
                 self._buffered_inputs = [unsplit_pixel_values_by_grid(chunk) for chunk in chunks]
             batches.append(
                 dict(self._buffered_inputs[step % per_generation], iteration=(step % cycle) // per_generation)
             )
         return batches
+
+    def mixed(self, generation: dict) -> dict:
+        """A generation's rows in the order they are dealt to micro-batches: TRL's shuffle."""
+        return shuffle_sequence_dict(generation)
 
     @property
     def inside_generation(self) -> bool:
@@ -291,6 +304,7 @@ class SeamTrainer(GRPOTrainer):
 
     def _without_empty_completions(self, rollout_func: Callable) -> Callable:
         def rollout(prompts: list, trainer: Any) -> dict:
+            self._first_turn = False  # what a hook generates afterwards is no first turn either
             output = rollout_func(prompts, trainer)
             if {"completion_ids", "logprobs"} <= output.keys():
                 ids, logprobs = self._fill_empty(output["completion_ids"], output["logprobs"])
@@ -319,6 +333,11 @@ class SeamTrainer(GRPOTrainer):
         ]
         try:
             matrix = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        except Exception as error:  # a reward model; the other processes wait in the gather of the rewards
+            self._reward_errors.append(f"the rewards failed: {error!r}")
+            matrix = self.accelerator.gather(torch.zeros(len(prompts), len(stock), device=self.accelerator.device))
+            if self.world == 1:
+                raise
         finally:
             self.reward_funcs = stock
         self.fail_together(self._reward_errors[0] if self._reward_errors else None, RewardError)
@@ -336,7 +355,10 @@ class SeamTrainer(GRPOTrainer):
                 raise VariantError(f"it returned {len(values)} rewards for {rows} completions")
             if wrong := [v for v in values if isinstance(v, str)]:
                 raise VariantError(f"it returned the text {wrong[0]!r} where a number or None is expected")
-            return [torch.nan if v is None else float(v) for v in values]
+            numbers = [math.nan if v is None else float(v) for v in values]
+            if any(map(math.isinf, numbers)):
+                raise VariantError("it returned an infinite reward, which would erase its whole group")
+            return numbers
 
         def report(error: Exception, rows: int) -> list:
             self._reward_errors.append(
@@ -425,8 +447,7 @@ class SeamTrainer(GRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            self._loaded = self.load_state(checkpoint)
+        self._loaded = None if checkpoint is None else self.load_state(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         # PEFT loads adapters in fp32 whatever they were trained in

@@ -60,6 +60,21 @@ def count_window(batches: Sequence[dict], gather: Gather, world: int, generation
     )
 
 
+def shuffle_groups(generation: dict, size: int) -> dict:
+    """Groups in random order, their rows side by side; unchanged where a process holds parts of groups."""
+    rows = len(generation["group"])
+    if rows % size:
+        return generation
+    order = (torch.randperm(rows // size).unsqueeze(1) * size + torch.arange(size)).flatten()
+
+    def moved(v: Any) -> Any:
+        if v is None or (isinstance(v, Tensor) and v.dim() == 0):
+            return v
+        return v[order] if isinstance(v, Tensor) else [v[i] for i in order.tolist()]
+
+    return {name: moved(v) for name, v in generation.items()}
+
+
 def token_batch(
     batch: dict,
     logps: Tensor,

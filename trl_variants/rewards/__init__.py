@@ -1,0 +1,30 @@
+"""Ready reward functions with TRL's signature: f(prompts, completions, completion_ids=None, **columns).
+
+Each returns one float a completion, or None where it does not apply; completions are text or messages. Functions with
+settings are classes, so that they can be pickled: make an instance and pass that.
+"""
+
+from .gui import ActionReward, GroundingReward, ThinkingLengthReward
+from .judge import YesNoReward
+from .matching import AnswerMatchReward, EditSimilarityReward, accuracy_reward
+from .patches import PatchSimilarityReward
+from .reasoning import LanguageConsistencyReward, ReflectionReward, think_answer_reward
+from .routing import DomainReward, DuringSteps
+from .verification import SelfVerificationReward
+
+__all__ = [
+    "ActionReward",
+    "AnswerMatchReward",
+    "DomainReward",
+    "DuringSteps",
+    "EditSimilarityReward",
+    "GroundingReward",
+    "LanguageConsistencyReward",
+    "PatchSimilarityReward",
+    "ReflectionReward",
+    "SelfVerificationReward",
+    "ThinkingLengthReward",
+    "YesNoReward",
+    "accuracy_reward",
+    "think_answer_reward",
+]

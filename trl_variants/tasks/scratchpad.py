@@ -1,0 +1,116 @@
+"""Running sums written step by step, with a tiny model inside the package: answers of 7 to 48 tokens, offline.
+
+`3+8+5+9=` is answered `3+8=11;11+5=16;16+9=25`. Each step copies the last sum and adds the next digit, so one slip
+spoils the rest; a model may also skip the steps, or write one twice. Length, entropy and accuracy have room to move
+in both directions, which two-digit sums do not give.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from trl_variants.tasks.base import Task, choose, register_task
+from trl_variants.tasks.evaluation import completion_text
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+TERMS = (4, 5)
+TRAIN = 9500
+HELD_OUT = 500
+MAX_NEW_TOKENS = 48
+Terms = tuple[int, ...]
+
+
+def scratchpad_model_path() -> str:
+    """Folder of the shipped model and tokenizer, for `from_pretrained`."""
+    return str(files("trl_variants.tasks") / "scratchpad_tiny")
+
+
+@functools.cache
+def _problems() -> tuple[Terms, ...]:
+    rng = random.Random(0)
+    found: dict[Terms, None] = {}  # a set that keeps the order
+    while len(found) < TRAIN + HELD_OUT:
+        found[tuple(rng.randint(1, 9) for _ in range(rng.choice(TERMS)))] = None
+    return tuple(found)
+
+
+def split() -> tuple[list[Terms], list[Terms]]:
+    """Problems of four and five digits 1..9 as (train, held out), disjoint.
+
+    The border never moves: the tiny model was pretrained on the same train side, so held-out problems are new to it
+    too.
+    """
+    problems = list(_problems())
+    return problems[HELD_OUT:], problems[:HELD_OUT]
+
+
+def text(terms: Terms) -> str:
+    """The prompt: `3+8+5+9=`."""
+    return "+".join(map(str, terms)) + "="
+
+
+def steps(terms: Terms) -> str:
+    """The reference completion: `3+8=11;11+5=16;16+9=25`."""
+    sums = [sum(terms[: i + 1]) for i in range(len(terms))]
+    return ";".join(f"{a}+{b}={c}" for a, b, c in zip(sums, terms[1:], sums[1:], strict=False))
+
+
+def carries(terms: Terms) -> int:
+    """Number of steps whose units exceed 9."""
+    return sum(sum(terms[:i]) % 10 + terms[i] >= 10 for i in range(1, len(terms)))
+
+
+def scratchpad_reward(prompts: Any, completions: list[Any], answer: Sequence[str], **_: Any) -> list[float]:
+    """1.0 where what follows the last `=` (everything, without one) is the answer and nothing else; else 0.0."""
+    finals = [completion_text(completion).rpartition("=")[2].strip() for completion in completions]
+    return [float(final == right) for final, right in zip(finals, answer, strict=True)]
+
+
+def dataset(problems: Sequence[Terms], conversational: bool = False) -> Dataset:
+    """Rows for these problems; `difficulty` is the number of carries."""
+    from datasets import Dataset
+
+    def row(terms: Terms) -> dict[str, Any]:
+        prompt = text(terms)
+        return {
+            "prompt": [{"role": "user", "content": prompt}] if conversational else prompt,
+            "answer": str(sum(terms)),
+            "id": f"scratchpad/{prompt[:-1]}",
+            "solution": steps(terms),
+            "task": "scratchpad",
+            "difficulty": float(carries(terms)),
+        }
+
+    return Dataset.from_list([row(terms) for terms in problems])
+
+
+@register_task("scratchpad")
+def scratchpad(
+    train_size: int | None = None, eval_size: int = HELD_OUT, seed: int = 0, conversational: bool = False
+) -> Task:
+    """Prompts `a+b+c+d=` or `a+b+c+d+e=` of digits 1..9, reward 1 for the right final sum.
+
+    Args:
+        train_size: number of training problems; None takes all 9500.
+        eval_size: number of held-out problems, 1..500.
+        seed: order and choice of the training problems. The held-out problems do not depend on it.
+        conversational: prompts as messages; the tiny model's chat template renders them to the same text.
+
+    Raises:
+        ValueError: a size out of range.
+    """
+    train, held_out = choose(*split(), train_size, eval_size, seed)
+    return Task(
+        name="scratchpad",
+        train_dataset=dataset(train, conversational),
+        eval_dataset=dataset(held_out, conversational),
+        reward_funcs=[scratchpad_reward],
+        model=scratchpad_model_path(),
+        max_new_tokens=MAX_NEW_TOKENS,
+    )
