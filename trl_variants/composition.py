@@ -222,6 +222,8 @@ def with_hooks(base: Variant, edits: Mapping[str, Any] | None) -> Variant:
     """
     if not edits:
         return base
+    if not isinstance(edits, Mapping):
+        raise VariantError(f"hooks is a mapping seam -> hook, such as {{clip: sapo}}, got {edits!r}")
     merged = {}
     for seam, spec in edits.items():
         seam = _field_of(seam)

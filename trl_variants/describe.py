@@ -28,7 +28,7 @@ def objective_line(v: Variant) -> str:
     """The objective in one line, to be maximised; regularizers carry the sign they have in the loss."""
     weights = " ".join(math_of(w) for w in v.weight)
     terms = " ".join(math_of(r) for r in v.regularizers)
-    body = f"{math_of(v.aggregate)} [ {math_of(v.clip)} ]" + (f" {weights}" if weights else "")
+    body = f"{math_of(v.aggregate)} [ {math_of(v.clip) or v.clip.hook_name} ]" + (f" {weights}" if weights else "")
     return f"loss = -{body}" + (f" {terms}" if terms else "")
 
 

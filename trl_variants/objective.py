@@ -11,6 +11,7 @@ Two ways to the same gradient:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,21 @@ def call(h: Any, *args: Any, path: str, states: States | None, rngs: Generators 
     return h(*args, **extra)
 
 
+def _shaped(x: Any, h: Any, rows: int, width: int | None) -> Tensor:
+    """What a hook returned, as (rows, 1) or (rows, T).
+
+    Raises:
+        VariantError: it is no tensor, or of another shape, which broadcasting would hide. `width` None: any T.
+    """
+    if isinstance(x, Tensor):
+        x = column(x)
+        if x.dim() == 2 and x.shape[0] == rows and (width is None or x.shape[1] in (1, width)):
+            return x
+    got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+    wanted = f"({rows}, {'T' if width is None else width})"
+    raise VariantError(f"{h.seam} hook {h.hook_name!r} must return a tensor ({rows},) or {wanted}, it returned {got}")
+
+
 def score(
     variant: Variant,
     scored: Scored,
@@ -77,13 +93,22 @@ def score(
             if isinstance(result, Tensor):
                 same = result.shape == scored.rewards.shape and result.dim() == 2
                 result = scored.with_(rewards=result) if same else scored.with_(reward=result)
-            scored = result
+            scored = _still_scored(result, h)
         elif path.startswith("select.") and selecting:
             result = call(h, scored, path=path, states=states, rngs=rngs)
             if isinstance(result, Tensor):
-                result = scored.with_(keep=scored.keep & result, in_baseline=scored.in_baseline & result)
-            scored = result
+                kept = _shaped(result, h, len(scored.group), 1).squeeze(1)
+                if kept.dtype != torch.bool:
+                    raise VariantError(f"select hook {h.hook_name!r} must return bool, it returned {kept.dtype}")
+                result = scored.with_(keep=scored.keep & kept, in_baseline=scored.in_baseline & kept)
+            scored = _still_scored(result, h)
     return scored
+
+
+def _still_scored(result: Any, h: Any) -> Scored:
+    if not isinstance(result, Scored) or len(result.reward) != len(result.group):
+        raise VariantError(f"{h.seam} hook {h.hook_name!r} must return the Scored record or one value per row of it")
+    return result
 
 
 def advantages(
@@ -92,10 +117,13 @@ def advantages(
     """(N,) or (N, T) advantages of a scored generation; rows without a reward are 0, never NaN."""
     h = at(variant.advantage, scored.progress)
     advantage = call(h, scored, path="advantage", states=states, rngs=rngs)
+    per_row = isinstance(advantage, Tensor) and advantage.dim() == 1
+    advantage = _shaped(advantage, h, len(scored.reward), None)
     scorable = ~torch.isnan(scored.reward)
-    return torch.where(
-        column(scorable).expand_as(column(advantage)), column(advantage).nan_to_num(nan=0.0), 0.0
-    ).reshape(advantage.shape)
+    if lost := int((advantage.isnan().any(1) & scorable).sum()):
+        warnings.warn(f"advantage {h.hook_name} is NaN for {lost} rows that have a reward: they count as 0", stacklevel=2)
+    advantage = torch.where(column(scorable).expand_as(advantage), advantage.nan_to_num(nan=0.0), 0.0)
+    return advantage.squeeze(1) if per_row else advantage
 
 
 def with_advantages(variant: Variant, batch: TokenBatch, states: States | None = None) -> TokenBatch:
@@ -124,24 +152,25 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
     advantage = column(batch.advantage)
     batch = replace(batch, active=batch.mask)  # the same object: a term over all tokens then needs no recount
     for path, h in of("credit"):
-        advantage = column(run(path, h, advantage, batch))
+        advantage = _shaped(run(path, h, advantage, batch), h, *batch.mask.shape)
     batch = replace(batch, advantage=advantage)
 
     # a 0/1 choice of tokens depends on no ratio, and everything after it must see it
     selections, counted = [], batch.mask
     for path, h in of("weight"):
         if h.selects:
-            choice = run(path, h, batch)
+            choice = _shaped(run(path, h, batch), h, *batch.mask.shape)
             selections.append(choice)
             batch = replace(batch, active=batch.active * choice)
             counted = counted * choice if h.in_denominator else counted
 
     [(path, h)] = of("ratio")
-    log_ratio = column(run(path, h, batch))
+    log_ratio = _shaped(run(path, h, batch), h, *batch.mask.shape)
     batch = replace(batch, log_ratio=log_ratio)
     [(path, h)] = of("clip")
     clipped = run(path, h, log_ratio, advantage, batch)
-    clipped = clipped if isinstance(clipped, Clipped) else Clipped(column(clipped))
+    clipped = clipped if isinstance(clipped, Clipped) else Clipped(clipped)
+    clipped = replace(clipped, objective=_shaped(clipped.objective, h, *batch.mask.shape))
     parts.update(clipped.metrics)
     parts.update(_clip_metrics(clipped, batch.mask))
 
@@ -150,7 +179,7 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
         objective = objective if clipped.over_tokens else objective * choice
     for path, h in of("weight"):
         if not h.selects:
-            weight = column(run(path, h, batch)).detach()
+            weight = _shaped(run(path, h, batch), h, *batch.mask.shape).detach()
             objective = objective * weight
             counted = counted * (weight != 0) if h.in_denominator else counted
             parts[f"weight/{h.hook_name}_mean"] = Mean.over(weight, batch.mask)
@@ -158,10 +187,15 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
 
     [(path, aggregate)] = of("aggregate")
     counting = batch if counted is batch.mask else batch.with_mask(counted)
-    policy = -run(path, aggregate, objective if counted is batch.mask else objective * (counted > 0), counting)
+    policy = run(path, aggregate, objective if counted is batch.mask else objective * (counted > 0), counting)
+    if not isinstance(policy, Tensor) or policy.dim():
+        raise VariantError(f"aggregate hook {aggregate.hook_name!r} must return a scalar tensor, it returned {policy!r}")
+    policy = -policy
     terms, stats, loss = {"policy": policy}, {}, policy
     for path, h in of("regularizers"):
         term: Term = run(path, h, batch)
+        if not isinstance(term, Term):
+            raise VariantError(f"regularizers hook {h.hook_name!r} must return a Term, it returned {term!r}")
         rows = batch if term.mask is None or term.mask is batch.mask else batch.with_mask(term.mask)
         value = term.coefficient * (term.aggregate or aggregate)(term.value, rows)
         terms[path if h.hook_name in terms else h.hook_name] = value

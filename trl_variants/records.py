@@ -124,6 +124,13 @@ class Scored:
         return list(self.columns[name])
 
 
+def _without_none(value: Any) -> Any:
+    """None in a list of numbers becomes NaN."""
+    if isinstance(value, (list, tuple)):
+        return [_without_none(v) for v in value]
+    return float("nan") if value is None else value
+
+
 def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
     """(N, F), (F,) -> (N,): functions that do not apply are left out; a row with none is NaN."""
     total = (rewards * weights.to(rewards)).nansum(1)
@@ -289,14 +296,21 @@ class TokenBatch:
         Raises:
             VariantError: a shape that does not fit `logps`, or an unknown field.
         """
-        logps = torch.as_tensor(logps)
+        try:
+            logps = torch.as_tensor(logps)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise VariantError(f"logps is no (rows, tokens) tensor of numbers: {error}") from None
         if not logps.is_floating_point():
             logps = logps.to(torch.get_default_dtype())
         logps = logps.unsqueeze(0) if logps.dim() == 1 else logps
         shape = tuple(logps.shape)
 
         def number_like(value: Any) -> Tensor:
-            tensor = torch.as_tensor(value, device=logps.device)
+            value = _without_none(value)
+            try:
+                tensor = torch.as_tensor(value, device=logps.device)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise VariantError(f"{value!r} is no tensor of numbers: {error}") from None
             if tensor.is_floating_point() and not isinstance(
                 value, Tensor
             ):  # from Python numbers, without a detour over float32
@@ -310,15 +324,26 @@ class TokenBatch:
             if not per_row and value.dim() == 1 and shape[0] == 1:
                 value = value.unsqueeze(0)
             wanted = (shape[0],) if per_row else shape
-            if tuple(value.shape[: len(wanted)]) != wanted:
+            if tuple(value.shape) != wanted:
                 raise VariantError(f"{name} has shape {tuple(value.shape)}, expected {wanted} to fit logps {shape}")
-            return value
+            # whatever stands on a masked token (NaN, -inf) must not reach a sum, not even times 0
+            free = per_row or name == "mask" or not value.is_floating_point()
+            return value if free else value.masked_fill(mask == 0, 0)
 
+        if len(shape) != 2 or not shape[0]:
+            raise VariantError(f"logps has shape {shape}, expected (rows, tokens) with at least one row")
         mask = torch.ones_like(logps, requires_grad=False) if mask is None else fit("mask", mask)
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise VariantError("mask holds other values than 0 and 1")
+        logps = logps.masked_fill(mask == 0, 0)
         advantage = None if advantage is None else number_like(advantage).to(logps.dtype)
         if advantage is not None and tuple(advantage.shape) not in ((shape[0],), (shape[0], 1), shape):
             raise VariantError(f"advantage has shape {tuple(advantage.shape)}, expected ({shape[0]},) or {shape}")
-        group = torch.zeros(shape[0], dtype=torch.long) if group is None else fit("group", group, per_row=True)
+        if group is None:
+            group = torch.zeros(shape[0], dtype=torch.long, device=logps.device)
+        elif not isinstance(group, Tensor) and any(isinstance(label, str) for label in group):
+            group = column_numbers(list(group)).to(logps.device)
+        group = fit("group", group, per_row=True)
         tokens = {
             "old_logps": fit("old_logps", old_logps),
             "ref_logps": fit("ref_logps", ref_logps),
@@ -329,16 +354,20 @@ class TokenBatch:
         }
         run = Run(
             max_completion_length=max_completion_length or shape[1],
-            group_size=int(torch.bincount(group.long()).max()),
+            group_size=int(torch.unique(group, return_counts=True)[1].max()),
         )
         truncated = fit("truncated", truncated, per_row=True)
         scored = None
         if rewards is not None:
             rewards = number_like(rewards).to(logps.dtype)
             rewards = rewards.unsqueeze(1) if rewards.dim() == 1 else rewards
+            if rewards.dim() != 2:
+                raise VariantError(f"rewards has shape {tuple(rewards.shape)}, expected ({shape[0]},) or ({shape[0]}, F)")
             if rewards.shape[0] != shape[0]:
                 raise VariantError(f"rewards has {rewards.shape[0]} rows, logps has {shape[0]}")
             weights = torch.ones(rewards.shape[1]) if reward_weights is None else number_like(reward_weights)
+            if weights.shape != rewards.shape[1:]:
+                raise VariantError(f"reward_weights has shape {tuple(weights.shape)}, rewards {tuple(rewards.shape)}")
             tokens_seen = {k: v for k, v in tokens.items() if v is not None} | {"mask": mask}
             tokens_seen.setdefault("old_logps", logps.detach())
             if sum_sq_probs is not None:

@@ -26,6 +26,10 @@ class Schedule:
     def __post_init__(self):
         if self.shape not in SHAPES:
             raise VariantError(f"unknown schedule shape {self.shape!r}{did_you_mean(self.shape, SHAPES)}")
+        for name in ("start", "end", "begin", "until"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                raise VariantError(f"a schedule's {name} must be a number, got {value!r}")
         if not 0.0 <= self.begin <= self.until <= 1.0:
             raise VariantError(f"a schedule needs 0 <= begin <= until <= 1, got {self.begin} and {self.until}")
 

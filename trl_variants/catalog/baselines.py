@@ -61,7 +61,7 @@ DAPO = entry(
         side="both",
         idea="A looser upper clip keeps entropy, every token counts the same, and there is no KL.",
         deviations=(
-            "the objective part: clip-higher, token mean, no KL; dynamic sampling and the overlong penalty are not in this entry",
+            "the objective part: clip-higher, token mean, no KL; the overlong penalty is entry dapo-overlong, dynamic sampling is not here",
             "tokens are averaged over the whole window, as the authors' code does; the formula as printed divides per prompt "
             "(aggregate: prompt_mean)",
         ),

@@ -8,10 +8,10 @@ from ..hooks.aggregate import SequenceMean, TokenMean
 from ..hooks.clip import PPOClip
 from ..hooks.ratio import TokenRatio
 from ..hooks.regularizers import KL, EntropyBonus
-from ..hooks.rewards_diversity import AnswerFrequency, DiversityBonus
-from ..hooks.rewards_length import AdaptiveBudget, OutcomeReward, RelativeLength, SoftOverlong, StagedLimit
+from ..hooks.rewards_diversity import AnswerFrequency
+from ..hooks.rewards_length import AdaptiveBudget, OutcomeReward, SoftOverlong, StagedLimit
 from ..hooks.rewards_rank import HistoryRank
-from ..hooks.rewards_target import DifficultyTargetBonus, EffortBudget, TargetLengthBonus
+from ..hooks.rewards_target import DifficultyTargetBonus, TargetLengthBonus
 from ..schedule import Schedule
 from . import entry
 
@@ -57,7 +57,7 @@ KIMI_K1_5_LENGTH = entry(
         ),
         ours=("weight 0.4: one public imitation's; the paper states none", "a warm-up over the first 5 % of the run"),
     ),
-    rewards=(RelativeLength(weight=Schedule(0.0, 0.4, until=0.05, shape="step")),),
+    rewards=({"relative_length": {"weight": Schedule(0.0, 0.4, until=0.05, shape="step")}},),
     **GRPO,
 )
 
@@ -79,7 +79,7 @@ KIMI_K3_EFFORT_BUDGET = entry(
         ),
         ours=("tau from 1.25 to 0.75: the paper gives no numbers", "b0 as the mean length of the first answers"),
     ),
-    rewards=(EffortBudget(tau=Schedule(1.25, 0.75)),),
+    rewards=({"effort_budget": {"tau": Schedule(1.25, 0.75)}},),
     **GRPO,
 )
 
@@ -181,13 +181,21 @@ DIVER = entry(
             "weight 0.001 is the code's default, its shipped script sets 1.0; the std of an all-right group makes either size order 1",
             "the authors' code also multiplies the equation form by group accuracy and pays the textual form only in all-right groups",
         ),
-        ours=("the mix is the mean of both", "formulas are what stands between $, $$, \\( \\) or \\[ \\]", "tokens averaged over the window"),
+        ours=(
+            "the mix is the mean of both",
+            "formulas are what stands between $, $$, \\( \\) or \\[ \\]",
+            "tokens averaged over the window",
+        ),
     ),
     # full for 100 steps, cosine over the next 50
     rewards=(
-        DiversityBonus(
-            weight=Schedule(0.001, 0.0, begin=2 / 3, until=1.0, shape="cosine"), sigma=0.42, measure="mix"
-        ),
+        {
+            "diversity_bonus": {
+                "weight": Schedule(0.001, 0.0, begin=2 / 3, until=1.0, shape="cosine"),
+                "sigma": 0.42,
+                "measure": "mix",
+            }
+        },
     ),
     **HIGHER,
 )

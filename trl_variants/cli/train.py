@@ -116,12 +116,15 @@ def _checkpoint(spec: recipes.RunSpec, resume: bool) -> str | None:
     """Returns the checkpoint folder to resume from, if any. Raises VariantError where --resume finds none."""
     asked = spec.config.resume_from_checkpoint
     if not resume and asked not in ("true", "True", True):
+        if asked and not (Path(asked) / "trainer_state.json").is_file():
+            raise VariantError(f"{asked} is no checkpoint: it holds no trainer_state.json")
         return asked
     folder = Path(spec.config.output_dir)
     numbered = [
         (int(found[1]), str(child))
         for child in (folder.iterdir() if folder.is_dir() else ())
-        if child.is_dir() and (found := re.fullmatch(r"checkpoint-(\d+)", child.name))
+        if (found := re.fullmatch(r"checkpoint-(\d+)", child.name))
+        and (child / "trainer_state.json").is_file()  # written last: without it the run died while saving
     ]
     if not numbered:
         raise VariantError(f"no checkpoint to resume from in {folder}; train without --resume")

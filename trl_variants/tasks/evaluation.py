@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..rewards.text import completion_text as completion_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Prompt = str | list[dict[str, str]]
-
-
-def completion_text(completion: Any) -> str:
-    """Text of a completion as TRL passes it: a string, or messages (the assistant's contents)."""
-    if isinstance(completion, str):
-        return completion
-    return "\n".join(m.get("content") or "" for m in completion if m.get("role", "assistant") == "assistant")
 
 
 def greedy_completions(

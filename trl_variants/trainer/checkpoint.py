@@ -75,12 +75,21 @@ def save_rank(folder: str, rank: int, plain: dict[str, Any], batches: list[dict]
     save_file(tensors, os.path.join(folder, f"variant_rank{rank}.safetensors"))
 
 
-def load_rank(folder: str, rank: int, device: torch.device) -> tuple[dict[str, Any], list[dict] | None]:
+def load_rank(folder: str, rank: int, device: torch.device, processes: int) -> tuple[dict[str, Any], list[dict] | None]:
     """Reads one process's part back.
 
     Raises:
-        VariantError: the checkpoint was written by fewer processes.
+        VariantError: the checkpoint was written by another number of processes.
     """
+    first, written = os.path.join(folder, "variant_rank0.json"), processes
+    if os.path.exists(first):
+        with open(first) as f:
+            written = json.load(f).get("processes", processes)
+    if written != processes:
+        raise VariantError(
+            f"{folder} was written by {written} processes and this run has {processes}: resume with the number of "
+            "processes that wrote it"
+        )
     path = os.path.join(folder, f"variant_rank{rank}.json")
     if not os.path.exists(path):
         raise VariantError(

@@ -47,6 +47,11 @@ class VariantGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         self.variant, self.hooks = _mapping(self.variant), _mapping(self.hooks)
+        for name in ("num_generations", "num_iterations", "gradient_accumulation_steps", "per_device_train_batch_size"):
+            if (value := getattr(self, name)) < 1:
+                raise VariantError(f"{name} must be at least 1, got {value}")
+        if self.steps_per_generation is not None and self.steps_per_generation < 1:
+            raise VariantError(f"steps_per_generation must be at least 1, got {self.steps_per_generation}")
         super().__post_init__()
 
 

@@ -9,6 +9,7 @@ evaluates the objective on one micro-batch or back-propagates its share of the o
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +78,7 @@ class VariantGRPOTrainer(SeamTrainer):
                 args.variant = self.variant.to_mapping()
             self._refuse_errors(args, rollout_func)
             self._derive_switches(args)
-        for data in (train_dataset, eval_dataset):
+        for data in (train_dataset, *(eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset])):
             _require_prompt(data, environment_factory)
         self.memory = HookMemory(self.variant, args.seed)
         self.book = MetricBook(per_micro_batch=not self.named)
@@ -156,8 +157,9 @@ class VariantGRPOTrainer(SeamTrainer):
         self._log_generation(scored)
         if training and self._rollout_flags is not None:
             scored = scored.with_(**{k: self.gather_rows(v, 0) for k, v in self._rollout_flags.items()})
-        scored = score(self.variant, scored, self.memory.states, self.memory.rngs, selecting=training or not self.named)
-        advantage = advantages(self.variant, scored, self.memory.states, self.memory.rngs)
+        states, rngs = self.memory.states, self.memory.generators(training)
+        scored = score(self.variant, scored, states, rngs, selecting=training or not self.named)
+        advantage = advantages(self.variant, scored, states, rngs)
         if training:
             self.memory.update("generation", scored)
             for h in (*self.variant.prompts, *self.variant.rollouts):
@@ -211,7 +213,7 @@ class VariantGRPOTrainer(SeamTrainer):
         self.window = count_window(batches, self.gather_rows, self.world, len(raw) / self.args.steps_per_generation)
         if not self._tested:
             self._tested = True
-            if self.accelerator.is_main_process and (result := self_test(self, batches[0])):
+            if self.accelerator.is_main_process and (result := self_test(self, batches)):
                 print(result, flush=True)
         if self.variant.scope == "window":
             self._evaluate_window(batches)
@@ -277,10 +279,11 @@ class VariantGRPOTrainer(SeamTrainer):
             value = surrogate - surrogate.detach() + batch["window_value"]
             result, share = batch.get("window_loss"), 1.0
         elif self.variant.scope == "window":  # evaluation: one window over all processes
-            result = evaluate(self.variant, join([record], self.gather_rows), self.memory.states, self.memory.rngs)
+            rngs = self.memory.generators(training=False)
+            result = evaluate(self.variant, join([record], self.gather_rows), self.memory.states, rngs)
             value, share = result.loss / self.world, 1.0
         else:
-            result = evaluate(self.variant, record, self.memory.states, self.memory.rngs)
+            result = evaluate(self.variant, record, self.memory.states, self.memory.generators(self.training))
             value, share = result.loss, 1.0 / self.window.micro_batches
         parts: dict[str, Metric] = {"entropy": Mean.over(entropy, record.mask)}
         if result is not None:
@@ -322,12 +325,22 @@ class VariantGRPOTrainer(SeamTrainer):
             logged.pop("ratio/second_moment")
             logged["ratio/ess"] = [window["ratio/mean"] ** 2 / max(window["ratio/second_moment"], 1e-30)]
         if mode == "train":
-            self.memory.update("step", seen)
-            logged.update({name: [value] for name, value in self.memory.report().items()})
+            self._refuse_nan(window)
+            self.memory.update("step", seen, self.progress)
+            logged.update({name: [value] for name, value in self.memory.report(self.progress).items()})
             for learner in self.variant.learners:
                 logged.update({name: [value] for name, value in (learner.learn() or {}).items()})
         for name, values in logged.items():
             self._metrics[mode][name].extend(values)
+
+    def _refuse_nan(self, window: dict[str, float]) -> None:
+        """Stops before a NaN reaches the weights; transformers would log it as 0."""
+        bad = [name.removeprefix("terms/") for name, x in window.items() if name.startswith("terms/") and x != x]
+        if self.named and bad and self.accelerator.scaler is None:  # a loss scaler skips such a step by itself
+            raise VariantError(
+                f"the {' and '.join(bad)} term of the loss is NaN at step {self.state.global_step}: check what the hooks "
+                "of your own return, then the model's precision and the learning rate"
+            )
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
@@ -337,6 +350,7 @@ class VariantGRPOTrainer(SeamTrainer):
         plain = {
             "counters": self.progress_counters(),
             "generations": self._generations,
+            "processes": self.world,
             "logs": self._printable_logs(),
         }
         save_rank(
@@ -350,7 +364,7 @@ class VariantGRPOTrainer(SeamTrainer):
         shared = load_shared(folder, self.variant)
         if shared is None:
             return None
-        plain, batches = load_rank(folder, self.accelerator.process_index, self.accelerator.device)
+        plain, batches = load_rank(folder, self.accelerator.process_index, self.accelerator.device, self.world)
         return {"shared": shared, "batches": batches, **plain}
 
     def apply_state(self, loaded: dict | None) -> None:
@@ -358,6 +372,12 @@ class VariantGRPOTrainer(SeamTrainer):
         if loaded is None:
             if self.state.global_step == 0:
                 self.memory = HookMemory(self.variant, self.args.seed)
+            else:
+                warnings.warn(
+                    "the checkpoint holds weights only (save_only_model, or another trainer wrote it): hooks with memory "
+                    "begin anew, and the run is not the one that was stopped",
+                    stacklevel=2,
+                )
             return
         self._tested = True
         self.memory.load_state_dict(*loaded["shared"])

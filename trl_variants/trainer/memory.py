@@ -19,25 +19,33 @@ class HookMemory:
     def __init__(self, variant: Variant, seed: int):
         self.all_hooks = dict(variant.hooks())
         self.hooks = variant.stateful
-        self.states: dict[str, Any] = {path: h.init() for path, h in self.hooks.items()}
+        self.states: dict[str, Any] = {path: at(h, 0.0).init() for path, h in self.hooks.items()}
         self.rngs = {path: _generator(seed, path) for path, h in variant.hooks() if h.random}
 
-    def update(self, when: str, seen: Any) -> None:
-        """Calls update() of the hooks that want it `when` ("step": path -> window means; "generation": a Scored)."""
+    def generators(self, training: bool) -> dict[str, torch.Generator]:
+        """The generators by path; in evaluation copies, so that training goes on as if there had been none."""
+        if training:
+            return self.rngs
+        return {path: torch.Generator().set_state(g.get_state()) for path, g in self.rngs.items()}
+
+    def update(self, when: str, seen: Any, progress: float = 0.0) -> None:
+        """Calls update() of the hooks that want it `when` ("step": path -> window means at `progress`; "generation": a
+        Scored)."""
         for path, h in self.hooks.items():
             if h.update_every != when or not hasattr(h, "update"):
                 continue
             if when == "generation":
                 self.states[path] = at(h, seen.progress).update(self.states[path], seen)
             elif path in seen:
-                self.states[path] = h.update(self.states[path], seen[path])
+                self.states[path] = at(h, progress).update(self.states[path], seen[path])
 
-    def report(self) -> dict[str, float]:
+    def report(self, progress: float = 0.0) -> dict[str, float]:
         """Numbers hooks want in the log once per step, by their `report()` or, with memory, `report(state)`."""
         out: dict[str, float] = {}
         for path, h in self.all_hooks.items():
             if hasattr(h, "report"):
-                out.update(h.report(self.states[path]) if path in self.states else h.report())
+                now = at(h, progress)
+                out.update(now.report(self.states[path]) if path in self.states else now.report())
         return out
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -131,6 +131,7 @@ class SeamTrainer(GRPOTrainer):
         self._window: list[dict] = []
         self._loaded: dict | None = None
         self._reward_errors: list[str] = []
+        self._reward_cause: Exception | None = None
         self._reward_matrix: Tensor = torch.empty(0)
         self._empty_rows: list[int] = []
         self._buffered_inputs: list[dict] | None = None
@@ -182,7 +183,9 @@ class SeamTrainer(GRPOTrainer):
     def training(self) -> bool:
         return self.model.training
 
-    def fail_together(self, error: str | None, kind: type[Exception] = VariantError) -> None:
+    def fail_together(
+        self, error: str | None, kind: type[Exception] = VariantError, cause: Exception | None = None
+    ) -> None:
         """Raises `kind` on every process when any process reports an error, so that none waits for ever."""
         errors = [error]
         if self.world > 1:
@@ -190,7 +193,7 @@ class SeamTrainer(GRPOTrainer):
             torch.distributed.all_gather_object(errors, error)
         for rank, message in enumerate(errors):
             if message is not None:
-                raise kind(message if self.world == 1 else f"process {rank}: {message}")
+                raise kind(message if self.world == 1 else f"process {rank}: {message}") from cause
 
     def gather_rows(self, x: Tensor, fill: float) -> Tensor:
         """Concatenates (rows, ...) tensors of all processes, whose row counts and widths may differ.
@@ -326,7 +329,7 @@ class SeamTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: list, prompts: list, completions: list, completion_ids_list: list) -> Tensor:
         stock: list = getattr(self, "reward_funcs")  # noqa: B009
-        self._reward_errors = []
+        self._reward_errors, self._reward_cause = [], None
         names = self.reward_func_names
         self.reward_funcs = [
             f if isinstance(f, nn.Module) else self._guarded(f, n) for f, n in zip(stock, names, strict=True)
@@ -335,12 +338,11 @@ class SeamTrainer(GRPOTrainer):
             matrix = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         except Exception as error:  # a reward model; the other processes wait in the gather of the rewards
             self._reward_errors.append(f"the rewards failed: {error!r}")
+            self._reward_cause = error
             matrix = self.accelerator.gather(torch.zeros(len(prompts), len(stock), device=self.accelerator.device))
-            if self.world == 1:
-                raise
         finally:
             self.reward_funcs = stock
-        self.fail_together(self._reward_errors[0] if self._reward_errors else None, RewardError)
+        self.fail_together(self._reward_errors[0] if self._reward_errors else None, RewardError, self._reward_cause)
         self._reward_matrix = matrix
         return matrix
 
@@ -361,6 +363,7 @@ class SeamTrainer(GRPOTrainer):
             return numbers
 
         def report(error: Exception, rows: int) -> list:
+            self._reward_cause = self._reward_cause or error
             self._reward_errors.append(
                 f"reward function {name!r} failed: {error if isinstance(error, VariantError) else repr(error)}"
             )

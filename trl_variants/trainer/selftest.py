@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ..objective import coefficients, evaluate
 from ..records import TokenBatch, Window
+from .window import loss_mask
 
 if TYPE_CHECKING:
     from .grpo import VariantGRPOTrainer
@@ -46,19 +48,18 @@ class SelfTest:
         )
 
 
-def self_test(trainer: VariantGRPOTrainer, batch: dict) -> SelfTest | None:
+def self_test(trainer: VariantGRPOTrainer, batches: Sequence[dict]) -> SelfTest | None:
     """Compares one pass over two rows with a pass over each; None where a lone process cannot run the model.
 
     Uses +1 and -1 as advantages, so that a generation without signal is no excuse. Leaves gradients, random state and
     optimizer as they were.
     """
     reentrant = (trainer.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
-    rows = batch["completion_mask"].sum(-1).nonzero().squeeze(1)[:2]
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or reentrant or len(rows) < 2 or "pixel_values" in batch:
+    pair = _pair(batches)
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or reentrant or pair is None:
         return None
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = _some_weights(model)
-    pair = _take(batch, rows)
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         logps, entropy, _ = trainer.logps_and_entropy(model, pair)
@@ -70,7 +71,7 @@ def self_test(trainer: VariantGRPOTrainer, batch: dict) -> SelfTest | None:
         in_two = [torch.zeros_like(w) for w in weights]
         drift = 0.0
         for i in range(2):
-            alone, own_entropy, _ = trainer.logps_and_entropy(model, _take(pair, rows.new_tensor([i])))
+            alone, own_entropy, _ = trainer.logps_and_entropy(model, _take(pair, torch.tensor([i], device=logps.device)))
             gap = (alone[0] - logps[i]).detach() * whole.mask[i]
             drift = max(drift, float(gap.abs().max()))
             share = (c["logps"][i] * alone[0]).sum() + (c["entropy"][i] * own_entropy[0]).sum()
@@ -83,7 +84,7 @@ def self_test(trainer: VariantGRPOTrainer, batch: dict) -> SelfTest | None:
 
 
 def _record(trainer: VariantGRPOTrainer, pair: dict, logps: Tensor, entropy: Tensor | None) -> TokenBatch:
-    mask = pair["completion_mask"].float()
+    mask = loss_mask(pair).to(logps.dtype)
     sign = torch.tensor([[1.0], [-1.0]], device=mask.device)
     old = None if pair.get("old_per_token_logps") is None else pair["old_per_token_logps"]
     tokens = mask.sum()
@@ -100,12 +101,32 @@ def _record(trainer: VariantGRPOTrainer, pair: dict, logps: Tensor, entropy: Ten
         correct=pair["correct"],
         group=pair["group"],
         truncated=pair["truncated"],
+        origin=pair.get("origin"),
+        extra={name.removeprefix("extra/"): x for name, x in pair.items() if name.startswith("extra/")},
         run=trainer.run_facts,
         window=Window(2.0, 2.0, float(tokens), 1.0, 1.0),
         prompt_tokens=tokens.expand(2),
         generation_tokens=tokens.expand(2),
         micro_tokens=tokens.expand(2),
     )
+
+
+def _pair(batches: Sequence[dict]) -> dict | None:
+    """The first two rows with a token in the loss and equal widths, from one micro-batch or from two."""
+    found: list[dict] = []
+    for batch in batches:
+        if "pixel_values" in batch:
+            return None
+        widths = (batch["prompt_ids"].shape[1], batch["completion_ids"].shape[1])
+        for row in loss_mask(batch).sum(-1).nonzero().squeeze(1):
+            if found and widths != (found[0]["prompt_ids"].shape[1], found[0]["completion_ids"].shape[1]):
+                break
+            found.append(_take(batch, row.unsqueeze(0)))
+            if len(found) == 2:
+                one, two = found
+                joined = {k: torch.cat([v, two[k]]) for k, v in one.items() if isinstance(v, Tensor) and v.dim() > 0}
+                return {**one, **joined}
+    return None
 
 
 def _take(batch: dict, rows: Tensor) -> dict:
