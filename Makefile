@@ -57,7 +57,7 @@ types: .venv/.dev.stamp ## mypy
 
 test: lint types .venv/.smollm2.stamp ## lint, types and the quick tests
 	@echo "==> pytest"
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 slow: .venv/.dev.stamp .venv/.smollm2.stamp ## the slow tests
 	@echo "==> pytest, slow tests"

@@ -215,15 +215,19 @@ def train(variant: Variant, seed: int, settings: Settings) -> dict[str, Any]:
         made.train()
         seconds = (time.process_time() - began) / settings.steps
         after = measure(made.model, settings)
-    logged = lambda name: [line[name] for line in made.state.log_history if name in line]  # noqa: E731
-    average = lambda values: statistics.fmean(values) if values else None  # noqa: E731
+    history = made.state.log_history
+
+    def average(name: str) -> float | None:
+        logged = [line[name] for line in history if name in line]
+        return statistics.fmean(logged) if logged else None
+
     result = {
         "start": before,
         "end": after,
         "run": {
-            "clipped": average(logged("clip_ratio/region_mean")),
-            "ess": average(logged("ratio/ess")),
-            "grad_norm": average(logged("grad_norm")),
+            "clipped": average("clip_ratio/region_mean"),
+            "ess": average("ratio/ess"),
+            "grad_norm": average("grad_norm"),
             "no_right_signal": made.signal / made.rows if made.rows else None,
         },
         "seconds": seconds,
@@ -255,7 +259,7 @@ def plain(like: Variant, scope: str | None = None) -> Variant:
 
 
 class _Stepper:
-    """Runs a trainer's optimizer steps one at a time, without the optimizer: the rows stay the same for every method."""
+    """Runs a trainer's steps one at a time, without the optimizer, so that every method has the same rows."""
 
     def __init__(self, variant: Variant, settings: Settings, folder: str):
         passes = -(-(settings.cost_pairs + 1) // settings.batches)
@@ -282,13 +286,21 @@ class _Stepper:
         self.step()
 
 
-def cost(variant: Variant, settings: Settings, against: Variant | None = None) -> dict[str, float]:
+def cost(variant: Variant, settings: Settings) -> dict[str, float]:
     """What the method's own code costs: its update beside `plain`'s, step by step in turn on the same rows.
 
     An update is forward, loss and backward, and its share of what rewards, selection and advantages take once a
-    generation. Returns {"ratio", "low", "high"}: median and quartiles over pairs.
+    generation. Returns {"ratio", "low", "high"}: median and quartiles over pairs; for window scope "with_pass" too, the
+    ratio to a plain loss of local scope, which needs no second forward of the window.
     """
-    against = plain(variant) if against is None else against
+    low, median, high = statistics.quantiles(_ratios(variant, plain(variant), settings), n=4)
+    found = {"ratio": median, "low": low, "high": high}
+    if variant.scope == "window":
+        found["with_pass"] = statistics.median(_ratios(variant, plain(variant, scope="local"), settings))
+    return found
+
+
+def _ratios(variant: Variant, against: Variant, settings: Settings) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="methods-") as folder:
         pair = [_Stepper(v, settings, folder) for v in (variant, against)]
         for stepper in pair:
@@ -301,5 +313,4 @@ def cost(variant: Variant, settings: Settings, against: Variant | None = None) -
             ratios.append(took[0] / took[1])
     del pair
     gc.collect()
-    low, median, high = statistics.quantiles(ratios, n=4)
-    return {"ratio": median, "low": low, "high": high}
+    return ratios

@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "results.jsonl"
     keys = {job: settings.key(arm(job[0]), job[1]) for job in jobs(names, args.seeds, not args.no_cost)}
-    done = {line["key"] for line in read(path)}
+    done = {line["key"] for line in read(path) if "result" in line}  # what failed is tried again
     left = run([job for job, key in keys.items() if key not in done], settings, path, args.minutes, args.processes)
     table = rows(names, keys, read(path))
     facts = dataclasses.asdict(settings)

@@ -93,6 +93,11 @@ def _claim(verdict: Mapping) -> str:
     return f"**{verdict['verdict']}**: {verdict['test']}, {figures}, {verdict['agree']}/{verdict['seeds']} seeds"
 
 
+def _cost(cost: Mapping) -> str:
+    extra = f" / {cost['with_pass']:.2f}" if "with_pass" in cost else ""
+    return f"{cost['ratio']:.3f} ({cost['low']:.3f} to {cost['high']:.3f}){extra}"
+
+
 def markdown(table: Sequence[Mapping], settings: Mapping, missing: int = 0) -> str:
     """The table as markdown, with how it was made above and what failed below it."""
     width = settings["batches"] * settings["rows"]
@@ -102,11 +107,12 @@ def markdown(table: Sequence[Mapping], settings: Mapping, missing: int = 0) -> s
         f"Same budget for all: {settings['steps']} steps of {settings['rows']} completions of at most "
         f"{settings['tokens']} tokens, {settings['batches'] * settings['passes']} updates for each {width} completions "
         f"generated, AdamW at {settings['learning_rate']:g}. Mean ± half the range over seeds. Accuracy is greedy on "
-        f"{settings['greedy_problems']} held-out problems; sampled accuracy, entropy (nats a token) and length (tokens) "
-        f"are of {settings['sampled_problems'] * settings['group']} samples of held-out problems. Clipped: share of "
+        f"{settings['greedy_problems']} held-out problems; sampled accuracy, entropy (nats a token) and length "
+        f"(tokens) are of {settings['sampled_problems'] * settings['group']} samples of held-out problems. Clipped: share of "
         "tokens (rows, for a sequence ratio) beyond the clip, over all updates. No right answer: mean |advantage| in "
         "groups without one. Cost: the method's update beside a plain one at equal needs and scope, step by step in "
-        f"turn in one process, with quartiles; the bound is {MOST_COST:g}.",
+        f"turn in one process, with quartiles; the bound is {MOST_COST:g}. A method that needs the whole window makes one more "
+        "forward pass; its cost beside a plain loss without that pass stands after the slash.",
         "",
     ]
     names = ["method", "kind", "accuracy", "sampled", "entropy", "length", "of wrong answers", "clipped"]
@@ -127,7 +133,7 @@ def markdown(table: Sequence[Mapping], settings: Mapping, missing: int = 0) -> s
             _show(row["end"]["clipped"], 3),
             _show(row["end"]["no_right_signal"], 2),
             _show(row["seconds"], 2),
-            f"{cost['ratio']:.3f} ({cost['low']:.3f} to {cost['high']:.3f})" if cost else "",
+            _cost(cost) if cost else "",
             row["learns"] or "",
             "; ".join(map(_claim, row["claims"])),
         ]

@@ -220,6 +220,8 @@ def test_list_is_a_table(capsys):
 
 
 def test_list_filters(capsys):
+    assert "invalid choice: 'parts'" in mistake(capsys, "list", "--kind", "parts")
+    assert "the families are " in mistake(capsys, "list", "--family", "no-such")
     assert main(["list", "--json", "--kind", "part"]) == 0
     assert {row["kind"] for row in json.loads(capsys.readouterr().out)} <= {"part"}
 
@@ -331,6 +333,8 @@ def test_resume_continues_from_the_last_checkpoint(recipe_file, tmp_path, capsys
 def test_last_checkpoint_by_number(tmp_path):
     for step in (9, 10, 2):
         (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    (tmp_path / "checkpoint-11").mkdir()  # the run was killed while it saved
     spec = SimpleNamespace(config=SimpleNamespace(output_dir=str(tmp_path), resume_from_checkpoint=None))
     assert train._checkpoint(spec, True) == str(tmp_path / "checkpoint-10")
     assert train._checkpoint(spec, False) is None
@@ -340,6 +344,7 @@ def test_last_checkpoint_by_number(tmp_path):
     "changes, words, sentence",
     [
         ({}, ["--resume"], "no checkpoint to resume from"),
+        ({}, ["--resume_from_checkpoint", "/no/such/folder"], "/no/such/folder is no checkpoint"),
         ({"model": "no/such-model"}, [], "cannot load the model 'no/such-model'"),
         ({"model": "/no/such/folder"}, [], "cannot load the model '/no/such/folder'"),
         ({"task": None, "dataset_name": "x.jsonl"}, [], "needs reward_funcs"),

@@ -16,6 +16,19 @@ from trl_variants.hooks.regularizers import KL
 from trl_variants.hooks.weight import EntropyQuantile, OffPolicySequenceMask
 
 
+def test_a_name_that_several_methods_bear_lists_them(monkeypatch):
+    from dataclasses import replace
+
+    from trl_variants import catalog
+
+    assert variant("SAPO").name == "sapo"
+    assert "not search-agent-po, which is called by the same name" in variant("sapo").describe()
+    both = {n: replace(variant(n), about=replace(variant(n).about, also_called=("xpo",))) for n in ("grpo", "dapo")}
+    monkeypatch.setattr(catalog, "_CATALOG", {**catalog._CATALOG, **both})
+    with pytest.raises(VariantError, match="'XPO' is the name of several methods: dapo, grpo; use an id"):
+        variant("XPO")
+
+
 def test_a_variant_is_a_value():
     assert variant("dapo") == variant("DAPO") == variant(variant("dapo"))
     assert variant("dapo") != variant("dapo", clip=PPOClip()) and len({variant("dapo"), variant("dapo")}) == 1

@@ -141,3 +141,31 @@ def test_advantages_are_filled_in_once():
         v.loss(TokenBatch.from_tensors(torch.zeros(2, 1)))
     nan = with_advantages(v, TokenBatch.from_tensors(torch.zeros(2, 1), rewards=[1.0, NAN]))
     assert_close(nan.advantage, torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"old_logps": torch.zeros(3, 4, 2)}, r"old_logps has shape \(3, 4, 2\), expected \(3, 4\)"),
+        ({"correct": torch.ones(3, 4)}, r"correct has shape \(3, 4\), expected \(3,\)"),
+        ({"group": torch.ones(3, 4)}, r"group has shape \(3, 4\)"),
+        ({"mask": torch.full((3, 4), 2.0)}, "mask holds other values than 0 and 1"),
+        ({"rewards": torch.ones(3, 1, 1)}, r"rewards has shape \(3, 1, 1\)"),
+        ({"rewards": torch.ones(3, 2), "reward_weights": [1.0]}, r"reward_weights has shape \(1,\), rewards \(3, 2\)"),
+        ({"reward_weights": [1.0, 2.0]}, r"reward_weights has shape \(2,\), rewards \(3, 1\)"),
+        ({"entropy": "high"}, "'high' is no tensor of numbers"),
+        ({"logps": torch.zeros(3, 4, 5)}, r"logps has shape \(3, 4, 5\)"),
+        ({"logps": torch.zeros(0, 4), "rewards": []}, "at least one row"),
+        ({"logps": [[1.0, 2.0], [1.0]], "rewards": [1, 0]}, "logps is no"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(given, words):
+    with pytest.raises(VariantError, match=words):
+        TokenBatch.from_tensors(**{"logps": torch.zeros(3, 4), "rewards": [1.0, 0.0, 1.0], **given})
+
+
+@pytest.mark.parametrize("group", [["a", "a", "b"], [-1, -1, -2], [10**12, 10**12, 5]])
+def test_groups_may_be_any_labels_and_a_reward_may_be_none(group):
+    batch = TokenBatch.from_tensors(torch.zeros(3, 4), rewards=[1.0, 0.0, None], group=group)
+    assert batch.run.group_size == 2 and batch.reward[2].isnan()
+    assert variant("dr-grpo").loss(batch).advantage.flatten().tolist() == [0.5, -0.5, 0.0]

@@ -204,7 +204,7 @@ def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
         found.append(
             Finding(
                 "error",
-                f"{v.name} trains other tokens in each of {passes} passes over a generation, one optimizer step or more a pass",
+                f"{v.name} trains other tokens in each of {passes} passes over a generation, each an optimizer step",
                 f"num_iterations: {passes}, and gradient_accumulation_steps at most steps_per_generation",
             )
         )

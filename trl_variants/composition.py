@@ -38,7 +38,8 @@ class About:
     year: int | None = None
     deviations: tuple[str, ...] = ()  # where this entry, the paper and public code differ
     ours: tuple[str, ...] = ()  # defaults that no source gives
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # other names of this method alone
+    also_called: tuple[str, ...] = ()  # names its authors use that other methods bear too; an id wins over them
     host: str = "grpo"  # the plain method it changes: its update must differ from the host's ...
     inert: str = ""  # ... or this says why it does not
 

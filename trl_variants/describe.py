@@ -40,10 +40,14 @@ def _parameters(h: Any) -> str:
 
 def describe(v: Variant) -> str:
     """Composition, objective, definitions, papers, side, needs, cost and deviations, one fact a line."""
+    from .catalog import namesakes
+
     about = v.about
     lines = [v.name + (f": {about.title}" if about else "")]
     if about:
         where = f"{about.paper_url}" if about.paper else "no paper"
+        others = [o.name for name in about.also_called for o in namesakes(name) if o.name != v.name]
+        lines += [f"  not {other}, which is called by the same name" for other in others]
         lines += [
             f"  {about.idea}",
             f"  kind {about.kind}, side {about.side}, family {about.family}; {where}",
@@ -53,6 +57,7 @@ def describe(v: Variant) -> str:
         f"  {objective_line(v)}",
         f"  with {math_of(v.ratio)}",
         f"       {math_of(v.advantage)}",
+        *(f"       {math_of(c)}" for c in v.credit),
         "",
     ]
     for seam in SEAMS:

@@ -121,7 +121,9 @@ def advantages(
     advantage = _shaped(advantage, h, len(scored.reward), None)
     scorable = ~torch.isnan(scored.reward)
     if lost := int((advantage.isnan().any(1) & scorable).sum()):
-        warnings.warn(f"advantage {h.hook_name} is NaN for {lost} rows that have a reward: they count as 0", stacklevel=2)
+        warnings.warn(
+            f"advantage {h.hook_name} is NaN for {lost} rows that have a reward: they count as 0", stacklevel=2
+        )
     advantage = torch.where(column(scorable).expand_as(advantage), advantage.nan_to_num(nan=0.0), 0.0)
     return advantage.squeeze(1) if per_row else advantage
 
@@ -189,7 +191,9 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
     counting = batch if counted is batch.mask else batch.with_mask(counted)
     policy = run(path, aggregate, objective if counted is batch.mask else objective * (counted > 0), counting)
     if not isinstance(policy, Tensor) or policy.dim():
-        raise VariantError(f"aggregate hook {aggregate.hook_name!r} must return a scalar tensor, it returned {policy!r}")
+        raise VariantError(
+            f"aggregate hook {aggregate.hook_name!r} must return a scalar tensor, it returned {policy!r}"
+        )
     policy = -policy
     terms, stats, loss = {"policy": policy}, {}, policy
     for path, h in of("regularizers"):

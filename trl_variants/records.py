@@ -362,7 +362,9 @@ class TokenBatch:
             rewards = number_like(rewards).to(logps.dtype)
             rewards = rewards.unsqueeze(1) if rewards.dim() == 1 else rewards
             if rewards.dim() != 2:
-                raise VariantError(f"rewards has shape {tuple(rewards.shape)}, expected ({shape[0]},) or ({shape[0]}, F)")
+                raise VariantError(
+                    f"rewards has shape {tuple(rewards.shape)}, expected ({shape[0]},) or ({shape[0]}, F)"
+                )
             if rewards.shape[0] != shape[0]:
                 raise VariantError(f"rewards has {rewards.shape[0]} rows, logps has {shape[0]}")
             weights = torch.ones(rewards.shape[1]) if reward_weights is None else number_like(reward_weights)

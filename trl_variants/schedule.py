@@ -26,7 +26,7 @@ class Schedule:
     def __post_init__(self):
         if self.shape not in SHAPES:
             raise VariantError(f"unknown schedule shape {self.shape!r}{did_you_mean(self.shape, SHAPES)}")
-        for name in ("start", "end", "begin", "until"):
+        for name in ("begin", "until"):  # start and end are checked against the hook's field
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool):
                 raise VariantError(f"a schedule's {name} must be a number, got {value!r}")

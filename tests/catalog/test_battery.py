@@ -19,8 +19,6 @@ from torch import Tensor
 from tests import loops, references
 from tests.batches import (
     NAN,
-    PER_ROW,
-    PER_TOKEN,
     assert_close,
     build,
     by_coefficients,

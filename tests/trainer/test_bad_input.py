@@ -194,7 +194,7 @@ def test_a_batch_that_is_not_a_multiple_of_the_group(variant):
 
 
 def test_a_data_set_without_prompts():
-    other = dataset().rename_column("prompt", "question")
+    other = dataset().select_columns("prompt").rename_column("prompt", "question")
     words = "the data set has no column `prompt` (it has question): rename the one that holds the prompts"
     refuses(words, data=other)
     refuses(words, trainer_arguments={"eval_dataset": other}, eval_strategy="steps", eval_steps=1)

@@ -30,15 +30,17 @@ def lookup(name: str) -> Variant:
     wanted = name.strip().lower().replace("_", "-")
     if wanted in _CATALOG:
         return _CATALOG[wanted]
-    shared = [v.name for v in _CATALOG.values() if v.about and wanted in v.about.aliases]
-    if len(shared) == 1:
-        return _CATALOG[shared[0]]
-    if shared:
-        raise VariantError(f"{name!r} is the name of several methods: {', '.join(sorted(shared))}")
-    aliases = [a for v in _CATALOG.values() if v.about for a in v.about.aliases]
-    raise VariantError(
-        f"unknown variant {name!r}{did_you_mean(wanted, [*_CATALOG, *aliases])}; `trl-variants list` shows them all"
-    )
+    if by_alias := [v for v in _CATALOG.values() if v.about and wanted in v.about.aliases]:
+        return by_alias[0]
+    if shared := namesakes(wanted):
+        raise VariantError(f"{name!r} is the name of several methods: {', '.join(v.name for v in shared)}; use an id")
+    known = [*_CATALOG, *(a for v in _CATALOG.values() if v.about for a in v.about.aliases)]
+    raise VariantError(f"unknown variant {name!r}{did_you_mean(wanted, known)}; `trl-variants list` shows them all")
+
+
+def namesakes(name: str) -> list[Variant]:
+    """The methods whose authors use this name, sorted by id."""
+    return sorted((v for v in _CATALOG.values() if v.about and name in v.about.also_called), key=lambda v: v.name)
 
 
 for _module in pkgutil.iter_modules(__path__):

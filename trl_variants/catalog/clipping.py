@@ -33,6 +33,7 @@ CISPO = entry(
 SAPO = entry(
     About(
         id="sapo",
+        also_called=("sapo",),
         title="Soft Adaptive Policy Optimization",
         family="clipping",
         paper="2511.20347",

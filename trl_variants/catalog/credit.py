@@ -254,6 +254,7 @@ EG_GRPO = entry(
         title="Entropy-Guided GRPO",
         family="credit",
         paper="",
+        year=2026,
         side="trajectory",
         host="reinforce",
         idea="Confident tokens get no reward term, only the KL; the most uncertain half gets a small positive bonus.",

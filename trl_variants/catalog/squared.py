@@ -117,6 +117,7 @@ KIMI_K3 = entry(
 SEARCH_AGENT_PO = entry(
     About(
         id="search-agent-po",
+        also_called=("sapo",),
         title="Search Agent Policy Optimization (Improving Search Agent with One Line of Code)",
         family="proximal",
         paper="2603.10069",

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..composition import KINDS
+from ..errors import VariantError
 from .parser import Parser
 
 COLUMNS = ("id", "name", "family", "kind", "side", "seams", "paper", "idea")
@@ -19,6 +21,9 @@ def run(words: list[str]) -> int:
     options = _options(words)
     rows = [row(entry) for entry in _catalog()]
     rows = [r for r in rows if options.family in (None, r["family"]) and options.kind in (None, r["kind"])]
+    if not rows:
+        known = sorted({entry.about.family for entry in _catalog()})
+        raise VariantError(f"no method of that family and kind; the families are {', '.join(known)}")
     if options.json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return 0
@@ -60,5 +65,5 @@ def _options(words: list[str]) -> argparse.Namespace:
     parser = Parser(prog="trl-variants list", description="The catalog, one method a line.")
     parser.add_argument("--json", action="store_true", help=f"one JSON list with {', '.join(COLUMNS)}")
     parser.add_argument("--family", help="only this family")
-    parser.add_argument("--kind", help="only this kind: method, part, recipe or note")
+    parser.add_argument("--kind", choices=KINDS, help="only this kind")
     return parser.parse_args(words)

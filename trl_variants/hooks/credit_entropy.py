@@ -42,8 +42,8 @@ class EntropyFlow:
 @hook("credit", "entropy_band")
 @dataclass(frozen=True)
 class EntropyBand:
-    """No reward term on the tokens of lowest entropy, a bonus on those of highest, (B, T). EG-GRPO (2026), the authors'
-    code (minebetter/EG-GRPO) or paper; see DeepSeek-R1 style GRPO (2402.03300) for the host.
+    """No reward term on the tokens of lowest entropy, a bonus on those of highest, (B, T). EG-GRPO (2026, no arXiv id),
+    on GRPO (2402.03300); the authors' code (minebetter/EG-GRPO) or the paper's form.
 
     Cuts per row, over its n tokens sorted by entropy upwards: low is H < sorted[floor(low n)], high is H >
     sorted[floor(high_from n)]. M = 1 outside low, U = 1 in high, h = H / log(vocabulary) in [0, 1].

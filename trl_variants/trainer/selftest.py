@@ -71,7 +71,9 @@ def self_test(trainer: VariantGRPOTrainer, batches: Sequence[dict]) -> SelfTest 
         in_two = [torch.zeros_like(w) for w in weights]
         drift = 0.0
         for i in range(2):
-            alone, own_entropy, _ = trainer.logps_and_entropy(model, _take(pair, torch.tensor([i], device=logps.device)))
+            alone, own_entropy, _ = trainer.logps_and_entropy(
+                model, _take(pair, torch.tensor([i], device=logps.device))
+            )
             gap = (alone[0] - logps[i]).detach() * whole.mask[i]
             drift = max(drift, float(gap.abs().max()))
             share = (c["logps"][i] * alone[0]).sum() + (c["entropy"][i] * own_entropy[0]).sum()
