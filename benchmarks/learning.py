@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 class Settings:
     """The budget of every run; the same for all methods."""
 
-    steps: int = 42
+    steps: int = 56
     rows: int = 64  # completions in an optimizer step
     batches: int = 2  # such batches in a generation
-    passes: int = 3  # over each generation: 6 updates, all but the first off-policy
+    passes: int = 4  # over each generation: 8 updates, all but the first off-policy
     group: int = 8
     tokens: int = 48
-    learning_rate: float = 4e-4
+    learning_rate: float = 2.5e-4
     greedy_problems: int = 250
     sampled_problems: int = 64
     cost_pairs: int = 12

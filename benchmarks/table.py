@@ -100,19 +100,20 @@ def _cost(cost: Mapping) -> str:
 
 def markdown(table: Sequence[Mapping], settings: Mapping, missing: int = 0) -> str:
     """The table as markdown, with how it was made above and what failed below it."""
-    width = settings["batches"] * settings["rows"]
+    width, updates = settings["batches"] * settings["rows"], settings["batches"] * settings["passes"]
+    samples = settings["sampled_problems"] * settings["group"]
     head = [
         "# Every method on the scratchpad task",
         "",
         f"Same budget for all: {settings['steps']} steps of {settings['rows']} completions of at most "
-        f"{settings['tokens']} tokens, {settings['batches'] * settings['passes']} updates for each {width} completions "
+        f"{settings['tokens']} tokens, {updates} updates for each {width} completions "
         f"generated, AdamW at {settings['learning_rate']:g}. Mean ± half the range over seeds. Accuracy is greedy on "
         f"{settings['greedy_problems']} held-out problems; sampled accuracy, entropy (nats a token) and length "
-        f"(tokens) are of {settings['sampled_problems'] * settings['group']} samples of held-out problems. Clipped: share of "
-        "tokens (rows, for a sequence ratio) beyond the clip, over all updates. No right answer: mean |advantage| in "
-        "groups without one. Cost: the method's update beside a plain one at equal needs and scope, step by step in "
-        f"turn in one process, with quartiles; the bound is {MOST_COST:g}. A method that needs the whole window makes one more "
-        "forward pass; its cost beside a plain loss without that pass stands after the slash.",
+        f"(tokens) are of {samples} samples of held-out problems. Clipped: share of tokens (rows, for a sequence "
+        "ratio) beyond the clip, over all updates. No right answer: mean |advantage| in groups without one. Cost: the "
+        "method's update beside a plain one at equal needs and scope, step by step in turn in one process, with "
+        f"quartiles; the bound is {MOST_COST:g}. A method that needs the whole window makes "
+        "one more forward pass; its cost beside a plain loss without that pass stands after the slash.",
         "",
     ]
     names = ["method", "kind", "accuracy", "sampled", "entropy", "length", "of wrong answers", "clipped"]

@@ -350,7 +350,8 @@ def test_catalog_methods_all_have_a_golden_number():
     from trl_variants import variants
 
     tables = "".join(path.read_text() for path in Path(__file__).parent.glob("test_golden*.py"))
-    assert [v.name for v in variants if f'"{v.name}"' not in tables] == []
+    # an inert entry is its host's loss; the numbers of its reward functions are in tests/rewards
+    assert [v.name for v in variants if f'"{v.name}"' not in tables and not v.about.inert] == []
 
 
 # ---------------------------------------------------------------- exact expectations over a three-token softmax

@@ -1,4 +1,4 @@
-"""The script that rebuilds the tiny model."""
+"""The script that rebuilds the tiny models."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from trl_variants.tasks import build_tiny, load_task, tiny_model_path
-from trl_variants.tasks.arithmetic import split
+from trl_variants.tasks import arithmetic, build_tiny, load_task, scratchpad, scratchpad_model_path, tiny_model_path
+from trl_variants.tasks.scratchpad import steps
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,8 @@ def test_tokenizer_round_trip():
     from transformers import AutoTokenizer
 
     text = "".join(map(chr, range(32, 127))) + "\n47 + 38=85 , ok ?"
-    for tok in (build_tiny.tokenizer(), AutoTokenizer.from_pretrained(tiny_model_path())):
+    shipped = [AutoTokenizer.from_pretrained(path()) for path in (tiny_model_path, scratchpad_model_path)]
+    for tok in (build_tiny.tokenizer(), *shipped):
         ids = tok.encode(text)
         assert len(ids) == len(text) and tok.unk_token_id not in ids
         assert tok.decode(ids) == text
@@ -42,32 +43,62 @@ def test_labels():
     assert drawn.count(85) / 4000 == pytest.approx(0.20, abs=0.03)
 
 
-def test_pretraining_never_sees_held_out_problems(monkeypatch):
+def test_right_traces_vary_in_form_only():
+    rng = random.Random(0)
+    problems = scratchpad.split()[0][:300]
+    texts = [build_tiny.trace(terms, rng, wrong=False) for terms in problems]
+    answers = [str(sum(terms)) for terms in problems]
+    assert scratchpad.scratchpad_reward(None, texts, answer=answers) == [1.0] * 300
+    assert all(t.count("+") == len(terms) - 1 for t, terms in zip(texts, problems, strict=True))
+    assert 0.02 < sum(t == steps(terms) for t, terms in zip(texts, problems, strict=True)) / 300 < 0.5
+
+
+def test_wrong_traces():
+    rng = random.Random(0)
+    # 3+8 passes ten with a large digit, 3+9 after a slip does so again; the second step passes no ten
+    drawn = [build_tiny.trace((3, 8, 2), rng, wrong=True) for _ in range(6000)]
+    short = [t for t in drawn if "=" not in t]
+    full = [t for t in drawn if "=" in t]
+    # standard errors 0.006 and 0.005
+    assert len(short) / 6000 == pytest.approx(0.3, abs=0.03)
+    assert sum(t.endswith("=3") for t in full) / len(full) == pytest.approx(0.88, abs=0.03)
+    assert {int(t) for t in short} == {13 + guess for guess in build_tiny.GUESSES}
+    spoilt, right = ([t.count("=") for t in full if t.endswith(end)] for end in ("=3", "=13"))
+    # two results, each written again with chance 0.45: 2 / 0.55 = 3.6; with chance 0.1: 2 / 0.9 = 2.2
+    assert sum(spoilt) / len(spoilt) == pytest.approx(3.64, abs=0.15)
+    assert sum(right) / len(right) == pytest.approx(2.22, abs=0.15)
+
+
+@pytest.mark.parametrize("task, draw", [("arithmetic", "label"), ("scratchpad", "trace")])
+def test_pretraining_never_sees_held_out_problems(monkeypatch, task, draw):
     seen = set()
-    label = build_tiny.label
-    monkeypatch.setattr(build_tiny, "label", lambda pair, *rest: seen.add(pair) or label(pair, *rest))
+    stock = getattr(build_tiny, draw)
+    monkeypatch.setattr(build_tiny, draw, lambda problem, *rest: seen.add(problem) or stock(problem, *rest))
     tok = build_tiny.tokenizer()
-    build_tiny.train(build_tiny.new_model(len(tok)), tok, steps=3, batch_size=512)
-    assert len(seen) > 1000 and not seen & set(split()[1])
+    model = build_tiny.new_model(len(tok), hidden_size=32, num_hidden_layers=1)
+    build_tiny.train(model, tok, task=task, steps=3, batch_size=512)
+    assert len(seen) > 1000 and not seen & set({"arithmetic": arithmetic, "scratchpad": scratchpad}[task].split()[1])
 
 
-def test_same_seed_same_weights(tmp_path):
+@pytest.mark.parametrize("task", sorted(build_tiny.RECIPES))
+def test_same_seed_same_weights(tmp_path, task):
     from safetensors.torch import load_file
 
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        build_tiny.build(tmp_path / name, seed=seed, steps=2)
+        build_tiny.build(tmp_path / name, task, seed=seed, steps=2)
     a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
     assert all(torch.equal(a[k], b[k]) for k in a)
     assert not all(torch.equal(a[k], c[k]) for k in a)
 
 
 @pytest.mark.slow
-def test_rebuild_reaches_the_shipped_accuracy(tmp_path):
+@pytest.mark.parametrize("name", sorted(build_tiny.RECIPES))
+def test_rebuild_reaches_the_shipped_accuracy(tmp_path, name):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    build_tiny.build(tmp_path)
+    build_tiny.build(tmp_path, name)
     model, tok = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    task = load_task("arithmetic")
+    task = load_task(name)
     rebuilt = task.evaluate(model, tok, batch_size=500)
     assert rebuilt == pytest.approx(task.evaluate(*task.load_model(), batch_size=500), abs=0.1)
     assert rebuilt <= 0.5

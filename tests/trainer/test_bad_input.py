@@ -391,8 +391,15 @@ def test_the_toy_has_the_prompts_it_says():
 
 def test_with_hooks_alone_trl_settings_are_the_method():
     """`hooks` without `variant` edits what TRL's settings say, so epsilon keeps its meaning."""
-    trainer = build(
-        VariantGRPOTrainer, epsilon=0.1, loss_type="grpo", hooks={"regularizers": [{"kl": {"coef": 0.1}}]}
-    )
+    trainer = build(VariantGRPOTrainer, epsilon=0.1, loss_type="grpo", hooks={"regularizers": [{"kl": {"coef": 0.1}}]})
     assert trainer.variant.clip.eps_low == 0.1 and trainer.variant.aggregate.hook_name == "sequence_mean"
     assert trainer.ref_model is not None
+
+
+def test_a_hook_parameter_that_no_checkpoint_can_hold_is_refused_at_once():
+    @hook("clip", "test_unwritable")
+    def unwritable(log_ratio, advantage, batch, shape: Any = None):
+        return log_ratio.exp() * advantage
+
+    with pytest.raises(VariantError, match="clip test_unwritable has a parameter that no checkpoint"):
+        build(VariantGRPOTrainer, variant="dapo", hooks={"clip": unwritable(shape=lambda x: x)})

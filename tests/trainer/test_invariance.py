@@ -45,12 +45,15 @@ CASES = {**{n: (n, None) for n in NAMES}, **EXTRA}
 # small enough that a narrow clip leaves some rows their gradient in the off-policy step
 RATES = {
     "rloo": 1e-4,
+    "grpo-ustat": 1e-4,
     "gspo": 2e-6,
     "gspo-token": 2e-6,
     "luspo": 1e-5,
     "adaptive-entropy": 2e-6,
     "live-sequence-kl": 2e-6,
 }
+# the steps of three that carry signal, where it is not all: dr-seg ranks every score 1 until it has a history
+LIVE = {"dr-seg": 1}
 
 
 class Rollout:
@@ -105,16 +108,19 @@ def gradients(case: str, rows: int, accumulation: int, **changes) -> list[torch.
     return out.gradients
 
 
-def worst(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
-    assert len(a) == len(b) == 3 and all(g.norm() > 1e-4 for g in a)  # a run without signal proves nothing
-    return max(toy.apart(x, y) for x, y in zip(a, b, strict=True))
+def worst(a: list[torch.Tensor], b: list[torch.Tensor], wanted: int = 3) -> float:
+    live = [(x, y) for x, y in zip(a, b, strict=True) if y.norm() > 1e-4]
+    silent = [x for x, y in zip(a, b, strict=True) if y.norm() <= 1e-4]
+    assert len(a) == 3 and len(live) >= wanted  # a run without signal proves nothing
+    assert all(x.norm() <= 1e-4 for x in silent)
+    return max(toy.apart(x, y) for x, y in live)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_does_not_depend_on_the_split(case):
     reference = gradients(case, *SPLITS["24x1"])
     for label in ("12x2", "6x4", "3x8"):
-        differs = worst(gradients(case, *SPLITS[label]), reference)
+        differs = worst(gradients(case, *SPLITS[label]), reference, LIVE.get(case, 3))
         if case == "bnpo":  # a local rule by definition: it must vary, or the span would be a lie
             assert differs > 1e-3, label
         else:
@@ -134,7 +140,7 @@ def _all_gradients(rank: int) -> dict[str, list[torch.Tensor]]:
 @pytest.fixture(scope="module")
 def two_processes() -> list[dict[str, list[torch.Tensor]]]:
     toy.model()
-    return run_forked(_all_gradients, ranks=2, timeout=400)
+    return run_forked(_all_gradients, ranks=2, timeout=900)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c != "bnpo"])
@@ -142,7 +148,7 @@ def test_one_process_equals_two(case, two_processes):
     """Two gloo processes of 3 x 4 rows against one of 6 x 4, groups straddling the processes."""
     one = gradients(case, 6, 4)
     for rank in two_processes:
-        assert worst(rank[case], one) < TOLERANCE
+        assert worst(rank[case], one, LIVE.get(case, 3)) < TOLERANCE
 
 
 @pytest.mark.parametrize("accumulation,per_generation", [(8, 4), (3, 2), (6, 4)])
@@ -186,6 +192,24 @@ def test_a_reward_function_that_raises_on_one_rank_stops_all():
     toy.model()
     messages = run_forked(_fails_on_one_rank, ranks=2, timeout=60)
     assert messages[0] == messages[1] == "process 1: reward function 'broken' failed: KeyError('the answer column')"
+
+
+def _rollout_fails_on_one_rank(rank: int) -> str:
+    class Broken(Rollout):
+        def __call__(self, prompts: list, trainer) -> dict:
+            if rank == 1:
+                raise OSError("the environment is gone")
+            return super().__call__(prompts, trainer)
+
+    with pytest.raises(RuntimeError) as error:
+        toy.train(VariantGRPOTrainer, variant="dapo", max_steps=1, trainer_arguments={"rollout_func": Broken()})
+    return str(error.value)
+
+
+def test_a_rollout_func_that_raises_on_one_rank_stops_all():
+    toy.model()
+    messages = run_forked(_rollout_fails_on_one_rank, ranks=2, timeout=60)
+    assert messages[0] == messages[1] == "process 1: rollout_func failed: OSError('the environment is gone')"
 
 
 def _uneven(rank: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Rebuild a shipped tiny model from nothing: `python -m trl_variants.tasks.build_tiny --task NAME --out DIR`.
 
 A small Llama first learns right answers, then a mixture of right and wrong ones: sums without their carries, and in
-the scratchpad also steps left out, steps written twice and variety that does not matter. It is wrong more often than
+the scratchpad also steps left out, results repeated and variety that does not matter. It is wrong more often than
 right, and the right answer is among what it samples: the state in which reinforcement learning helps. Needs
 torch >= 2.9 for Muon.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 CHARACTERS = "0123456789+=" + "".join(c for c in map(chr, range(32, 127)) if c not in "0123456789+=") + "\n"
 SKIP, GUESSES = 0.3, (0, 0, 0, -10, 10, -2, -1, 1, 2)  # share of scratchpads without steps; what they are off by
-FORGET_LARGE, FORGET_SMALL = 0.62, 0.05  # share of carries forgotten when 7, 8, 9 is added, and a smaller digit
+FORGET_LARGE, FORGET_SMALL = 0.88, 0.05  # share of carries forgotten when 7, 8, 9 is added, and a smaller digit
 AGAIN, AGAIN_SPOILT = 0.1, 0.45  # chance that a result is written once more, and after a forgotten carry
 SEPARATORS = ";;; "  # one is drawn
 CHAT_TEMPLATE = (

@@ -17,8 +17,8 @@ class VariantGRPOConfig(GRPOConfig):
     """trl.GRPOConfig plus the method.
 
     With neither `variant` nor `hooks`, the trainer is TRL's and every TRL setting keeps its meaning. With `hooks`
-    alone, TRL's settings are the method and the hooks edit it. With a `variant`, TRL settings that a hook replaces (epsilon,
-    beta, loss_type, ...) must stay at their defaults.
+    alone, TRL's settings are the method and the hooks edit it. With a `variant`, TRL settings that a hook replaces
+    (epsilon, beta, loss_type, ...) must stay at their defaults.
     """
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["variant", "hooks"]

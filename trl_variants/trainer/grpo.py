@@ -9,6 +9,7 @@ evaluates the objective on one micro-batch or back-propagates its share of the o
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from ..checks import check
 from ..composition import Variant
 from ..errors import VariantError
+from ..hooks.base import to_spec
 from ..hooks.metrics import Mean, Metric
 from ..objective import Loss, advantages, coefficients, evaluate, score
 from ..parity import sampler_correction
@@ -80,6 +82,7 @@ class VariantGRPOTrainer(SeamTrainer):
             self._derive_switches(args)
         for data in (train_dataset, *(eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset])):
             _require_prompt(data, environment_factory)
+        _require_writable(self.variant)
         self.memory = HookMemory(self.variant, args.seed)
         self.book = MetricBook(per_micro_batch=not self.named)
         self.window: Window = None  # type: ignore[assignment]
@@ -338,8 +341,8 @@ class VariantGRPOTrainer(SeamTrainer):
         bad = [name.removeprefix("terms/") for name, x in window.items() if name.startswith("terms/") and x != x]
         if self.named and bad and self.accelerator.scaler is None:  # a loss scaler skips such a step by itself
             raise VariantError(
-                f"the {' and '.join(bad)} term of the loss is NaN at step {self.state.global_step}: check what the hooks "
-                "of your own return, then the model's precision and the learning rate"
+                f"the {' and '.join(bad)} term of the loss is NaN at step {self.state.global_step}: check what the "
+                "hooks of your own return, then the model's precision and the learning rate"
             )
 
     # --- checkpoints --------------------------------------------------------------------------------------------
@@ -374,8 +377,8 @@ class VariantGRPOTrainer(SeamTrainer):
                 self.memory = HookMemory(self.variant, self.args.seed)
             else:
                 warnings.warn(
-                    "the checkpoint holds weights only (save_only_model, or another trainer wrote it): hooks with memory "
-                    "begin anew, and the run is not the one that was stopped",
+                    "the checkpoint holds weights only (save_only_model, or another trainer wrote it): hooks with "
+                    "memory begin anew, and the run is not the one that was stopped",
                     stacklevel=2,
                 )
             return
@@ -403,6 +406,17 @@ class VariantGRPOTrainer(SeamTrainer):
                     self._logs[name][column_name].extend(column_values)
             else:
                 self._logs[name].extend(values)
+
+
+def _require_writable(variant: Variant) -> None:
+    for path, h in variant.hooks():
+        try:
+            json.dumps(to_spec(h))
+        except TypeError as error:
+            raise VariantError(
+                f"{path} {h.hook_name} has a parameter that no checkpoint or YAML file can hold ({error}): hook "
+                "parameters are numbers, text, lists and schedules"
+            ) from None
 
 
 def _model_name(model: Any) -> str:

@@ -217,8 +217,8 @@ class SeamTrainer(GRPOTrainer):
         if len(stock) == 0:  # transformers would end the run before its first step
             prompts = self.args.generation_batch_size // self.num_generations
             raise VariantError(
-                f"the data set has {stock.num_samples} prompts and one generation takes {prompts}: use more prompts, or a "
-                "smaller per_device_train_batch_size or steps_per_generation"
+                f"the data set has {stock.num_samples} prompts and one generation takes {prompts}: use more prompts, "
+                "or a smaller per_device_train_batch_size or steps_per_generation"
             )
         return ResumableRepeatSampler(stock, epoch=lambda: int(self.state.epoch or 0))
 
@@ -308,7 +308,12 @@ class SeamTrainer(GRPOTrainer):
     def _without_empty_completions(self, rollout_func: Callable) -> Callable:
         def rollout(prompts: list, trainer: Any) -> dict:
             self._first_turn = False  # what a hook generates afterwards is no first turn either
-            output = rollout_func(prompts, trainer)
+            output, error, cause = {}, None, None
+            try:
+                output = rollout_func(prompts, trainer)
+            except Exception as raised:  # the other processes must not wait for this one
+                error, cause = f"rollout_func failed: {raised!r}", raised
+            self.fail_together(error, RuntimeError, cause)
             if {"completion_ids", "logprobs"} <= output.keys():
                 ids, logprobs = self._fill_empty(output["completion_ids"], output["logprobs"])
                 output = {**output, "completion_ids": ids, "logprobs": logprobs}

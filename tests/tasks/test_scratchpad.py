@@ -1,0 +1,181 @@
+"""Problems, reward and the shipped model of the scratchpad task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trl_variants.tasks import load_task, scratchpad_model_path
+from trl_variants.tasks.base import COLUMNS
+from trl_variants.tasks.scratchpad import TRAIN, carries, scratchpad_reward, split, steps, text
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_task("scratchpad").load_model()
+
+
+@pytest.fixture(scope="module")
+def samples(tiny):
+    """(64, 8) texts, rewards, lengths in tokens, and the entropy of each sampled token's distribution."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model, tokenizer = tiny
+    task = load_task("scratchpad", eval_size=64)
+    batch = tokenizer(list(task.eval_dataset["prompt"]), return_tensors="pt", padding=True)
+    torch.manual_seed(0)
+    out = model.generate(
+        **batch,
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=task.max_new_tokens,
+        num_return_sequences=8,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    new = out.sequences[:, batch["input_ids"].shape[1] :]
+    live = (new == tokenizer.eos_token_id).cumsum(1) - (new == tokenizer.eos_token_id).long() == 0
+    logps = torch.stack(out.logits, 1).log_softmax(-1)
+    texts = tokenizer.batch_decode(new, skip_special_tokens=True)
+    answers = [answer for answer in task.eval_dataset["answer"] for _ in range(8)]
+    torch.set_num_threads(threads)
+    return {
+        "reward": torch.tensor(scratchpad_reward(None, texts, answer=answers)).view(64, 8),
+        "length": live.sum(1).view(64, 8).float(),
+        "entropy": -(logps.exp() * logps).sum(-1)[live],
+    }
+
+
+def test_split_is_a_partition():
+    train, held_out = split()
+    assert len(held_out) == 500 and len(train) == TRAIN
+    assert len(set(train) | set(held_out)) == TRAIN + 500
+    assert {len(p) for p in held_out} == {4, 5} and {d for p in train for d in p} == set(range(1, 10))
+
+
+def test_the_seed_moves_training_rows_only():
+    a, b = load_task("scratchpad", train_size=50, seed=0), load_task("scratchpad", train_size=50, seed=1)
+    assert a.train_dataset["id"][:] != b.train_dataset["id"][:]
+    assert a.eval_dataset["id"][:] == b.eval_dataset["id"][:]
+    assert not set(load_task("scratchpad").train_dataset["id"]) & set(a.eval_dataset["id"])
+
+
+@pytest.mark.parametrize("sizes", [{"train_size": 0}, {"train_size": 9501}, {"eval_size": 501}, {"eval_size": 0}])
+def test_sizes_are_checked(sizes):
+    with pytest.raises(ValueError, match="must be in"):
+        load_task("scratchpad", **sizes)
+
+
+@pytest.mark.parametrize("conversational", [False, True])
+def test_rows(conversational):
+    task = load_task("scratchpad", train_size=64, conversational=conversational)
+    rows = task.train_dataset
+    assert set(COLUMNS) <= set(rows.column_names)
+    prompt = rows[0]["prompt"][0]["content"] if conversational else rows[0]["prompt"]
+    terms = tuple(map(int, prompt.rstrip("=").split("+")))
+    assert rows[0]["answer"] == str(sum(terms)) and rows[0]["id"] == "scratchpad/" + "+".join(map(str, terms))
+    assert rows[0]["difficulty"] == carries(terms)
+    columns = {name: list(rows[name]) for name in rows.column_names if name != "prompt"}
+    scores = task.reward_funcs[0](prompts=list(rows["prompt"]), completions=list(rows["solution"]), **columns)
+    assert scores == [1.0] * 64
+    assert all(len(solution) <= task.max_new_tokens - 1 for solution in rows["solution"])
+
+
+def test_prompt_steps_and_carries():
+    assert text((3, 8, 5, 9)) == "3+8+5+9="
+    assert steps((3, 8, 5, 9)) == "3+8=11;11+5=16;16+9=25"
+    # 3+8 and 6+9 pass ten, 1+5 does not
+    assert carries((3, 8, 5, 9)) == 2
+    assert carries((1, 1, 1, 1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("3+8=11;11+5=16;16+9=25", 1.0),
+        ("25", 1.0),
+        ("16+9=25 \n", 1.0),
+        ("16+9=35=25", 1.0),
+        ("16+9=25=35", 0.0),
+        ("16+9=25;", 0.0),
+        ("16+9=25;25+", 0.0),
+        ("16+9=255", 0.0),
+        ("16+9=", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_reward(completion, reward):
+    chat = [{"role": "assistant", "content": completion}]
+    assert scratchpad_reward(None, [completion, chat], answer=["25", "25"], id=["a", "b"]) == [reward] * 2
+
+
+def test_reward_wants_one_answer_per_completion():
+    with pytest.raises(ValueError):
+        scratchpad_reward(None, ["25", "25"], answer=["25"])
+
+
+def test_shipped_files_are_small_and_readable():
+    files = list(Path(scratchpad_model_path()).iterdir())
+    assert sum(f.stat().st_size for f in files) <= 2.5e6
+    assert all(f.stat().st_mode & 0o044 == 0o044 for f in files)
+
+
+def test_model_starts_below_half(tiny):
+    assert 0.2 <= load_task("scratchpad").evaluate(*tiny, batch_size=500) <= 0.5
+
+
+def test_samples_leave_room_to_learn(samples):
+    right = samples["reward"].mean(1)
+    assert 0.2 <= right.mean() <= 0.5
+    # groups of 8: the right answer is among most, and a good part has none
+    assert 0.15 <= (right == 0).float().mean() <= 0.5
+
+
+def test_length_and_entropy_can_move(samples):
+    length, wrong = samples["length"], samples["reward"] == 0
+    assert (length <= 3).float().mean() >= 0.15 and (length >= 20).float().mean() >= 0.4
+    assert length[wrong].std() > 1.2 * length[~wrong].std()  # wrong answers are the shortest and the longest
+    assert 0.2 <= samples["entropy"].mean() <= 0.5
+    assert (samples["entropy"] > 0.5).float().mean() >= 0.2  # real choices, among tokens that are certain
+
+
+def test_a_few_steps_already_help(tmp_path, tiny):
+    from trl_variants import VariantGRPOConfig, VariantGRPOTrainer
+
+    task = load_task("scratchpad", train_size=500)
+    before = task.evaluate(*tiny, batch_size=500)
+    model, tokenizer = task.load_model()
+    args = VariantGRPOConfig(
+        str(tmp_path),
+        seed=0,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        self_test=False,
+        save_strategy="no",
+        lr_scheduler_type="constant",
+        learning_rate=2.5e-4,
+        adam_beta2=0.99,
+        max_completion_length=task.max_new_tokens,
+        num_generations=8,
+        per_device_train_batch_size=128,
+        num_iterations=2,
+        max_steps=16,
+    )
+    VariantGRPOTrainer(
+        model, task.reward_funcs, args, task.train_dataset, processing_class=tokenizer, variant="dapo"
+    ).train()
+    # seed 0 gains 0.45
+    assert task.evaluate(model, tokenizer, batch_size=500) >= before + 0.2

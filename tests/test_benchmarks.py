@@ -1,0 +1,264 @@
+"""benchmarks/methods.py: its table on made-up results, what it runs and resumes, and a two-step run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from benchmarks import learning, methods
+from benchmarks.claims import CLAIMS, CONTROLS, Claim, arm, judge
+from benchmarks.table import markdown, read, rows
+from trl_variants import VariantError, variant, variants
+
+SETTINGS = learning.Settings()
+FACTS = dataclasses.asdict(SETTINGS)
+KEPT = ("dapo", "dapo:symmetric")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def result(accuracy=0.8, entropy=0.2, clipped: float | None = 0.02):
+    page = dict(sampled=0.5, pass_n=0.9, length=25.0, wrong_length=24.0, truncated=0.0, drift=0.1)
+    return {
+        "start": {**page, "accuracy": 0.35, "entropy": 0.34},
+        "end": {**page, "accuracy": accuracy, "entropy": entropy},
+        "run": {"clipped": clipped, "ess": 0.9, "grad_norm": 0.3, "no_right_signal": 0.0},
+        "seconds": 0.2,
+        "scope": "local",
+    }
+
+
+def line(name, seed, settings=SETTINGS, **what):
+    return {"key": settings.key(arm(name), seed), "method": name, "seed": seed, "wall": 1.0, **what}
+
+
+def keys(names, seeds=3):
+    return {job: SETTINGS.key(arm(job[0]), job[1]) for job in methods.jobs(list(names), seeds, True)}
+
+
+def runs_of(ours, theirs):
+    page = lambda values: {s: result(entropy=e) for s, e in enumerate(values)}  # noqa: E731
+    return {"dapo": page(ours), "dapo:symmetric": page(theirs)}
+
+
+# --- claims -----------------------------------------------------------------------------------------------------
+
+ENTROPY = Claim("dapo", "dapo:symmetric", "entropy", ">", "keeps entropy")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict", "agree"),
+    [
+        ((0.3, 0.3, 0.3), (0.2, 0.2, 0.2), "yes", 3),
+        ((0.3, 0.3, 0.1), (0.2, 0.2, 0.2), "unclear", 2),
+        ((0.1, 0.1, 0.25), (0.2, 0.2, 0.2), "no", 1),
+        ((0.2, 0.2, 0.2), (0.2, 0.2, 0.2), "no", 0),
+        # seeds are compared in pairs: the ranges overlap, every pair agrees
+        ((0.21, 0.31, 0.41), (0.2, 0.3, 0.4), "yes", 3),
+    ],
+)
+def test_verdicts(ours, theirs, verdict, agree):
+    found = judge(ENTROPY, runs_of(ours, theirs))
+    assert (found["verdict"], found["agree"], found["seeds"]) == (verdict, agree, 3)
+    assert found["difference"] == pytest.approx(sum(ours) / 3 - sum(theirs) / 3)
+    fewer = judge(dataclasses.replace(ENTROPY, direction="<"), runs_of(theirs, ours))
+    assert fewer["agree"] == agree
+
+
+def test_a_claim_needs_a_common_seed_and_a_value():
+    assert judge(ENTROPY, {"dapo": {0: result()}}) is None
+    assert judge(ENTROPY, {"dapo": {0: result()}, "dapo:symmetric": {1: result()}}) is None
+    clips = dataclasses.replace(ENTROPY, measure="clipped")
+    assert judge(clips, {"dapo": {0: result(clipped=None)}, "dapo:symmetric": {0: result()}}) is None
+    nan = {"dapo": {0: result(entropy=float("nan"))}, "dapo:symmetric": {0: result()}}
+    assert judge(ENTROPY, nan) is None
+
+
+def test_claims_can_be_checked():
+    for name in {c.method for c in CLAIMS} | {c.against for c in CLAIMS if c.against not in CONTROLS}:
+        assert variant(name).name == name
+    for name in CONTROLS:
+        assert arm(name) != variant(CONTROLS[name][0])
+    for bad in ({"measure": "speed"}, {"direction": "="}):
+        with pytest.raises(ValueError, match="claim on dapo"):
+            dataclasses.replace(ENTROPY, **bad)
+
+
+# --- the table --------------------------------------------------------------------------------------------------
+
+
+def test_table_of_a_results_file(tmp_path):
+    path = tmp_path / "results.jsonl"
+    lines = [line("dapo", s, result=result(entropy=0.3 + s / 100)) for s in range(3)]
+    lines += [line("dapo:symmetric", s, result=result(accuracy=0.3 + s / 10, entropy=0.2)) for s in range(3)]
+    lines += [line("dapo", "cost", result={"ratio": 1.08, "low": 1.06, "high": 1.1})]
+    path.write_text("".join(json.dumps(x) + "\n" for x in lines) + '{"key": "cut off')
+    table = rows(KEPT, keys(KEPT), read(path))
+    dapo, control = table
+    assert (dapo["seeds"], dapo["kind"], dapo["learns"], control["kind"]) == (3, "method", "yes", "control")
+    assert control["learns"] == "some seeds"  # starts at 0.35 and ends at 0.3, 0.4, 0.5
+    assert dapo["end"]["entropy"] == pytest.approx({"mean": 0.31, "low": 0.3, "high": 0.32})
+    assert [c["verdict"] for c in dapo["claims"]] == ["yes"]
+    text = markdown(table, FACTS, missing=4)
+    cells = next(x for x in text.splitlines() if x.startswith("| dapo |")).split(" | ")
+    assert cells[2:5] == ["0.35 → 0.80", "0.50 → 0.50", "0.340 → 0.310 ± 0.010"]
+    assert "1.080 (1.060 to 1.100)" in cells
+    assert "**yes**: entropy > dapo:symmetric, +0.11 [+0.1, +0.12], 3/3 seeds" in cells[-1]
+    assert "Above the bound on cost: dapo." in text
+    assert "Does not learn in every seed: dapo:symmetric." in text
+    assert "4 runs are still to do" in text
+    assert all(x.count("|") == text.splitlines()[4].count("|") for x in text.splitlines() if x.startswith("|"))
+
+
+def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"key": "cut off\n' + json.dumps(line("dapo", 0, result=result())) + "\n")
+    with pytest.raises(json.JSONDecodeError):
+        read(path)
+    assert read(tmp_path / "none.jsonl") == []
+
+
+def test_results_of_another_budget_do_not_count():
+    other = dataclasses.replace(SETTINGS, steps=SETTINGS.steps + 1)
+    [row] = rows(["dapo"], keys(["dapo"]), [line("dapo", 0, other, result=result())])
+    assert row["seeds"] == 0 and row["learns"] is None
+    assert SETTINGS.key(arm("dapo"), 0) != SETTINGS.key(arm("dapo:symmetric"), 0)
+    assert len(set(keys(KEPT).values())) == len(keys(KEPT))
+
+
+def test_a_failure_is_shown_until_the_run_succeeds():
+    failed = line("dapo", 0, error="ValueError: no")
+    [row] = rows(["dapo"], keys(["dapo"]), [failed])
+    assert row["errors"] == ["ValueError: no"] and "`dapo` did not run: ValueError: no" in markdown([row], FACTS)
+    [row] = rows(["dapo"], keys(["dapo"]), [failed, line("dapo", 0, result=result())])
+    assert row["errors"] == [] and row["seeds"] == 1
+
+
+# --- what is run ------------------------------------------------------------------------------------------------
+
+
+def test_the_methods_come_from_the_catalog():
+    names = methods.chosen(None)
+    assert {v.name for v in variants if v.about.kind in ("method", "part")} <= set(names)
+    assert not {v.name for v in variants if v.about.kind in ("recipe", "note")} & set(names)
+    assert methods.chosen("DAPO,cispo") == ["dapo", "cispo", "dapo:symmetric"]  # with what their claims need
+    with pytest.raises(VariantError, match="unknown variant"):
+        methods.chosen("dapoo")
+
+
+def test_every_method_runs_once_before_any_runs_twice():
+    order = list(methods.jobs(["a", "grpo:no-kl"], 2, with_cost=True))
+    assert order == [("a", 0), ("grpo:no-kl", 0), ("a", "cost"), ("a", 1), ("grpo:no-kl", 1)]
+
+
+class Inline:
+    """A pool that works at once, here."""
+
+    def __init__(self, *_):
+        pass
+
+    __enter__ = lambda self: self  # noqa: E731
+    __exit__ = lambda self, *_: None  # noqa: E731
+
+    def submit(self, function, *arguments):
+        future: Future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """main() with made-up runs; returns (call, the jobs done so far, the folder)."""
+    did: list = []
+
+    def work(job, settings):
+        did.append(job)
+        if job == ("cispo", 1) and did.count(job) == 1:
+            return line(*job, settings, error="RuntimeError: unlucky")
+        cost = {"ratio": 1.0, "low": 0.9, "high": 1.1}
+        return line(*job, settings, result=cost if job[1] == "cost" else result())
+
+    monkeypatch.setattr(methods, "work", work)
+    monkeypatch.setattr(methods, "ProcessPoolExecutor", Inline)
+    return (lambda *more: methods.main(["--methods", "cispo", "--seeds", "2", "--out", str(tmp_path), *more])), did
+
+
+def test_finished_runs_are_not_done_again(fake, tmp_path, capsys):
+    call, did = fake
+    assert call() == 0
+    # cispo claims to learn faster than dapo
+    assert sorted(did, key=str) == sorted([(n, s) for n in ("cispo", "dapo") for s in (0, 1, "cost")], key=str)
+    did.clear()
+    did.append(("cispo", 1))
+    call()
+    assert did == [("cispo", 1)] * 2  # only what failed
+    did.clear()
+    call()
+    assert did == []
+    call("--steps", "7")
+    assert len(did) == 6  # another budget
+    written = json.loads((tmp_path / "table.json").read_text())
+    assert written["settings"]["steps"] == 7 and [r["method"] for r in written["rows"]] == ["cispo", "dapo"]
+    assert (tmp_path / "table.md").read_text() in capsys.readouterr().out
+
+
+def test_no_run_starts_when_the_time_is_up(fake, tmp_path):
+    call, did = fake
+    call("--minutes", "0")
+    assert did == []
+    assert json.loads((tmp_path / "table.json").read_text())["missing"] == 6
+
+
+# --- the runs themselves ----------------------------------------------------------------------------------------
+
+SHORT = dataclasses.replace(SETTINGS, steps=2, rows=16, greedy_problems=16, sampled_problems=4, cost_pairs=2)
+
+
+def test_two_steps_of_a_method():
+    done = methods.work(("ngrpo", 0), SHORT)
+    assert "error" not in done, done
+    assert done["key"] == SHORT.key(variant("ngrpo"), 0)
+    found = done["result"]
+    assert found["start"]["drift"] == pytest.approx(0.0, abs=1e-6)
+    assert abs(found["end"]["drift"]) > 1e-6  # it moved
+    for page in (found["start"], found["end"]):
+        assert 0.0 <= page["accuracy"] <= 1.0 and 0.0 < page["entropy"] < 2.0 and 1.0 <= page["length"] <= 48.0
+    assert found["run"]["no_right_signal"] > 0.1  # its point; GRPO's is 0
+    assert found["seconds"] > 0 and found["scope"] == "local"
+    json.dumps(done)
+    [row] = rows(["ngrpo"], {("ngrpo", 0): done["key"]}, [done])
+    assert row["seeds"] == 1 and "| ngrpo |" in markdown([row], dataclasses.asdict(SHORT))
+
+
+def test_what_fails_is_a_result(monkeypatch):
+    def train(*_):
+        raise RuntimeError("first\nsecond")
+
+    monkeypatch.setattr(methods, "train", train)
+    assert methods.work(("dapo", 0), SHORT)["error"] == "RuntimeError: first"
+
+
+@pytest.mark.parametrize("name", ["dapo", "highent"])
+def test_cost(name):
+    found = methods.work((name, "cost"), SHORT)["result"]
+    assert 0.1 < found["low"] <= found["ratio"] <= found["high"] < 10.0
+    assert ("with_pass" in found) == (name == "highent")
+
+
+@pytest.mark.parametrize("name", ["dapo", "grpo", "highent", "rloo"])
+def test_the_plain_loss_has_equal_needs_and_scope(name):
+    from trl_variants.trainer.scoring import scoring_needs
+
+    like, beside = variant(name), learning.plain(variant(name))
+    assert (beside.needs, beside.scope, scoring_needs(beside)) == (like.needs, like.scope, scoring_needs(like))
+    assert learning.plain(like, scope="local").scope == "local"
