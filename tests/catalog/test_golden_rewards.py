@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -49,6 +51,11 @@ GOLDEN = [
     # the gradient carries the penalty: token mean over 30 tokens, -A/30 each
     Golden("dapo-overlong, gradient", "dapo-overlong", answers(10, 9, 8, 3, rewards=[1, 1, 0, 0]),
            {"grad": [[-0.375 / 30] * 10, [-0.875 / 30] * 9 + [0], [0.625 / 30] * 8 + [0] * 2, [0.625 / 30] * 3 + [0] * 7]}, {"advantage": {"grouped": {"std": "none"}}}, atol=1e-6),
+    # ------------------------------------------------------------ GLM-4.5V: clip-higher under a sequence mean
+    # ratio 1.35, A = 1: clipped at 1.28, no gradient; three tokens at ratio 1, A = -1: -1. loss = -(1.28 - 1) / 2 = -0.14, and
+    # the second row's tokens get 1/3 / 2 each (a token mean would give 1/4)
+    Golden("glm-4-5v", "glm-4-5v", {"logps": [[-1.0] * 3] * 2, "old_logps": [[-1.0 - math.log(1.35), -1, -1], [-1.0] * 3], "mask": [[1.0, 0, 0], [1.0, 1, 1]], "advantage": [1.0, -1.0]},
+           {"loss": -0.14, "grad": [[0, 0, 0], [1 / 6, 1 / 6, 1 / 6]]}),
     # ------------------------------------------------------------ LASER
     # 1.5, 1, -.5, -.5: mean .375, deviations 1.125, .625, -.875, -.875, std sqrt(3.1875 / 3) = 1.030776: A = 1.0913, .6063, -.8488
     Golden("laser, advantages", "laser", answers(2, 6, 2, 6, rewards=[1, 1, 0, 0]) | {"entropy": [[0.0] * 6] * 4}, {"advantage": each(1.0913, 0.6063, -0.8488, -0.8488)},
