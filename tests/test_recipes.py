@@ -33,7 +33,7 @@ def test_quickstart_trains_every_method(name, tmp_path):
         "--per_device_train_batch_size",
         "16",
     ]
-    assert main(["train", recipe, *words, "--per_device_train_batch_size", "16", "--logging_steps", "1"]) == 0
+    assert main(["train", recipe, *words, "--per_device_train_batch_size", "64", "--logging_steps", "1"]) == 0
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["variant"] == name and result["steps"] == 4
     logs = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
