@@ -375,3 +375,22 @@ def test_four_bit_without_bitsandbytes_names_the_extra(recipe_file, monkeypatch,
     find_spec = sources.importlib.util.find_spec
     monkeypatch.setattr(sources.importlib.util, "find_spec", lambda n: None if n == "bitsandbytes" else find_spec(n))
     assert 'pip install "trl_variants[quantization]"' in mistake(capsys, "train", recipe_file(load_in_4bit=True))
+
+
+def test_a_recipe_imports_the_module_of_an_own_hook(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_hooks_for_test.py").write_text(
+        "from trl_variants import hook\n\n"
+        "@hook('clip', 'own_clip_for_test')\n"
+        "def own(log_ratio, advantage, batch, width=0.2):\n"
+        "    return log_ratio.clamp(-width, width).exp() * advantage\n"
+    )
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text(
+        "imports: [own_hooks_for_test]\ntask: arithmetic\nvariant: dapo\nuse_cpu: true\nbf16: false\n"
+        "hooks: {clip: {own_clip_for_test: {width: 0.3}}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", str(recipe)]) == 0
+    recipe.write_text(recipe.read_text().replace("own_hooks_for_test]", "not_there]"))
+    assert main(["check", str(recipe)]) == 2
+    assert "imports: not_there cannot be imported" in capsys.readouterr().err

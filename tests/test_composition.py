@@ -197,3 +197,9 @@ def test_a_variant_of_hook_classes_and_names_equals_one_of_hooks():
     a = Variant("x", "grouped", TokenRatio, {"ppo": {}}, SequenceMean())
     assert a == Variant("x", Grouped(), TokenRatio(), PPOClip(), SequenceMean())
     assert variant(yaml.safe_load(yaml.safe_dump(a.to_mapping()))) == a
+
+
+def test_an_edited_method_says_so_when_printed():
+    assert "edited" not in variant("dapo").describe().splitlines()[0]
+    first = variant("dapo", clip="sapo").describe().splitlines()[0]
+    assert first.endswith("edited (clip); what follows describes dapo as published")

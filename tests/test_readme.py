@@ -28,3 +28,13 @@ def test_first_lines_and_own_hook():
     assert names["mixed"].advantage.hook_name == "leave_one_out"
     batch = TokenBatch.from_tensors(torch.zeros(2, 3, requires_grad=True), rewards=[1.0, 0.0])
     assert torch.isfinite(names["mine"].loss(batch).loss)
+
+
+def test_the_built_in_task_snippet_trains(tmp_path, monkeypatch):
+    from trl_variants import variant
+
+    monkeypatch.chdir(tmp_path)
+    block = next(b for b in BLOCKS if "load_task" in b)
+    names: dict = {"mine": variant("dapo", clip="sapo")}
+    exec(block.replace("max_steps=20", "max_steps=2"), names)
+    assert names["args"].max_steps == 2

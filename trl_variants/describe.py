@@ -38,12 +38,22 @@ def _parameters(h: Any) -> str:
     return ", ".join(f"{f.name}={getattr(h, f.name)!r}" for f in fields(h))
 
 
+def edited_seams(v: Variant) -> list[str]:
+    """The seams on which a variant departs from the catalog entry whose name it bears."""
+    from .catalog import _CATALOG
+
+    published = _CATALOG.get(v.name)
+    return [] if published is None else [s for s in SEAMS if getattr(v, s) != getattr(published, s)]
+
+
 def describe(v: Variant) -> str:
     """Composition, objective, definitions, papers, side, needs, cost and deviations, one fact a line."""
     from .catalog import namesakes
 
     about = v.about
-    lines = [v.name + (f": {about.title}" if about else "")]
+    edited = edited_seams(v)
+    note = f", edited ({', '.join(edited)}); what follows describes {v.name} as published" if edited else ""
+    lines = [v.name + (f": {about.title}" if about else "") + note]
     if about:
         where = f"{about.paper_url}" if about.paper else "no paper"
         others = [o.name for name in about.also_called for o in namesakes(name) if o.name != v.name]

@@ -258,3 +258,22 @@ def test_a_hook_that_wants_random_numbers_gets_a_generator():
     wanted = torch.rand(2, 1, generator=torch.Generator().manual_seed(3))
     assert torch.equal(call(Dice(), None, path="weight.0", states=None, rngs={"weight.0": mine}), wanted)
     assert variant("dapo", weight=["dice"]).loss(batch()).loss.isfinite(), "and without one a fixed seed"
+
+
+def test_a_misspelled_parameter_of_a_direct_call_is_named():
+    from trl_variants.hooks.clip import PPOClip
+
+    with pytest.raises(VariantError, match=r"ppo has no parameter 'eps_hi' \(did you mean eps_high"):
+        PPOClip(eps_hi=0.3)
+
+
+def test_a_parameter_without_annotation_is_checked_against_its_default():
+    @hook("clip", "test_unannotated")
+    def unannotated(log_ratio, advantage, batch, width=0.2, name="x", turns=3):
+        return log_ratio.exp() * advantage
+
+    assert unannotated(width=1, turns=2.5).width == 1
+    with pytest.raises(VariantError, match="test_unannotated.width must be float, got 'a'"):
+        unannotated(width="a")
+    with pytest.raises(VariantError, match="test_unannotated.name must be str, got 1"):
+        unannotated(name=1)

@@ -65,3 +65,18 @@ def test_dropout_is_off_for_named_variants():
     trainer = toy.build(VariantGRPOTrainer, variant="dapo", trainer_arguments={"peft_config": lora})
     dropouts = [m.p for m in trainer.model.modules() if isinstance(m, nn.Dropout)]
     assert dropouts and not any(dropouts)
+
+
+def test_two_equal_rows_do_not_cancel(capsys):
+    """Two completions of the same text pull in opposite directions: noise over noise must not fail the test."""
+
+    def same(prompts, trainer):
+        ids = [[5, 6, toy.EOS] for _ in prompts]
+        return {"prompt_ids": [[3] for _ in prompts], "completion_ids": ids, "logprobs": None}
+
+    for name in ("dapo", "gspo", "grpo"):
+        toy.train(
+            VariantGRPOTrainer, variant=name, self_test=True, max_steps=1, trainer_arguments={"rollout_func": same}
+        )
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("self-test")]
+    assert len(lines) == 3 and all(x.endswith("(ok)") for x in lines)

@@ -11,6 +11,10 @@ from trl import ModelConfig
 class RecipeArguments:
     """Fields of a recipe that no trainer config has: top-level YAML keys and command-line options."""
 
+    imports: list[str] | None = field(
+        default=None,
+        metadata={"help": "Modules to import first, from here or the path: they register hooks of your own."},
+    )
     task: dict | str | None = field(
         default=None,
         metadata={"help": "Built-in task: a name, or a mapping with `name` and the task's parameters."},

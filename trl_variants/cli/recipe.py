@@ -8,8 +8,10 @@ mapping is exported first; the command line beats the file. Added: dotted keys r
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
+import sys
 import types
 import typing
 import warnings
@@ -84,6 +86,8 @@ def load(path: str | None, words: list[str]) -> RunSpec:
     except VariantError:
         raise
     except (ValueError, TypeError) as error:
+        if "bf16/gpu" in str(error):
+            raise VariantError("bf16 needs a GPU: on this machine set use_cpu: true and bf16: false") from error
         raise VariantError(str(error)) from error
     if unknown:
         name = unknown[0].lstrip("-")
@@ -92,7 +96,19 @@ def load(path: str | None, words: list[str]) -> RunSpec:
     if recipe.model and model.model_name_or_path and recipe.model != model.model_name_or_path:
         raise VariantError("model and model_name_or_path name two different models; keep one")
     recipe.model = recipe.model or model.model_name_or_path
+    _import(recipe.imports or [])
     return RunSpec(path, recipe, config, model, mapping)
+
+
+def _import(modules: list[str]) -> None:
+    sys.path.insert(0, os.getcwd())  # a hook's module usually lies beside the recipe that names it
+    try:
+        for name in modules:
+            importlib.import_module(name)
+    except ImportError as error:
+        raise VariantError(f"imports: {name} cannot be imported ({error})") from error
+    finally:
+        sys.path.remove(os.getcwd())
 
 
 def _parser() -> tuple[Any, dict[str, Any]]:

@@ -127,14 +127,16 @@ def _checkpoint(spec: recipes.RunSpec, resume: bool) -> str | None:
         and (child / "trainer_state.json").is_file()  # written last: without it the run died while saving
     ]
     if not numbered:
-        raise VariantError(f"no checkpoint to resume from in {folder}; train without --resume")
+        off = spec.config.save_strategy == "no"
+        why = " (save_strategy is 'no': set --save_strategy steps --save_steps N)" if off else ""
+        raise VariantError(f"no checkpoint to resume from in {folder}{why}; train without --resume")
     return max(numbered)[1]
 
 
 def _rewards(history: list[dict[str, Any]]) -> dict[str, float]:
     """Returns the mean reward over the first and the last tenth of the logs, {} where none was logged."""
     values = [row["reward"] for row in history if row.get("reward") is not None]
-    if not values:
+    if len(values) < 2:  # one logged point says nothing of a change
         return {}
     n = max(1, len(values) // 10)
     return {"reward_first": sum(values[:n]) / n, "reward_last": sum(values[-n:]) / n}

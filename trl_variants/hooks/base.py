@@ -172,7 +172,7 @@ def _class_from_function(function: Callable) -> type:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):
         hints = {}
-    columns = [(p.name, hints.get(p.name, Any), field(default=p.default)) for p in hyper]
+    columns = [(p.name, hints.get(p.name, _kind_of(p.default)), field(default=p.default)) for p in hyper]
 
     def call(self, *args):
         return function(*args[: len(leading)], **{p.name: getattr(self, p.name) for p in hyper})
@@ -182,6 +182,13 @@ def _class_from_function(function: Callable) -> type:
     )
     cls.__module__, cls.__qualname__ = function.__module__, function.__qualname__
     return cls
+
+
+def _kind_of(default: Any) -> Any:
+    """The type a parameter without an annotation is checked against: that of its default, numbers being numbers."""
+    if isinstance(default, bool) or isinstance(default, str):
+        return type(default)
+    return float if isinstance(default, (int, float)) else Any
 
 
 def _check_fields_on_init(cls: Any) -> None:
@@ -195,14 +202,21 @@ def _check_fields_on_init(cls: Any) -> None:
             own(self)
 
     cls.__post_init__ = __post_init__
-    if "__post_init__" not in cls.__init__.__code__.co_names:  # the generated __init__ calls it only if it existed
-        cls.__init__ = _init_then_check(cls.__init__, __post_init__)
+    # the generated __init__ calls __post_init__ only if it existed then
+    calls_it = "__post_init__" in cls.__init__.__code__.co_names
+    cls.__init__ = _checked_init(cls.__init__, None if calls_it else __post_init__)
 
 
-def _init_then_check(init: Callable, check: Callable) -> Callable:
+def _checked_init(init: Callable, check: Callable | None) -> Callable:
     def __init__(self, *args, **kwargs):
+        known = [f.name for f in fields(self) if f.init]
+        for name in kwargs:
+            if name not in known:
+                takes = f"it takes {', '.join(known) or 'none'}"
+                raise VariantError(f"{self.hook_name} has no parameter {name!r}{did_you_mean(name, known)}; {takes}")
         init(self, *args, **kwargs)
-        check(self)
+        if check is not None:
+            check(self)
 
     __init__.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
     return __init__

@@ -51,7 +51,7 @@ class SelfTest:
 def self_test(trainer: VariantGRPOTrainer, batches: Sequence[dict]) -> SelfTest | None:
     """Compares one pass over two rows with a pass over each; None where a lone process cannot run the model.
 
-    Uses +1 and -1 as advantages, so that a generation without signal is no excuse. Leaves gradients, random state and
+    Uses +1 and -0.5 as advantages, so that a generation without signal is no excuse. Leaves gradients, random state and
     optimizer as they were.
     """
     reentrant = (trainer.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
@@ -69,7 +69,7 @@ def self_test(trainer: VariantGRPOTrainer, batches: Sequence[dict]) -> SelfTest 
         detached = replace(whole, logps=logps.detach(), entropy=entropy.detach())
         _, c = coefficients(trainer.variant, detached, states)
         in_two = [torch.zeros_like(w) for w in weights]
-        drift = 0.0
+        drift = size = 0.0
         for i in range(2):
             alone, own_entropy, _ = trainer.logps_and_entropy(
                 model, _take(pair, torch.tensor([i], device=logps.device))
@@ -77,17 +77,20 @@ def self_test(trainer: VariantGRPOTrainer, batches: Sequence[dict]) -> SelfTest 
             gap = (alone[0] - logps[i]).detach() * whole.mask[i]
             drift = max(drift, float(gap.abs().max()))
             share = (c["logps"][i] * alone[0]).sum() + (c["entropy"][i] * own_entropy[0]).sum()
-            for total, g in zip(in_two, torch.autograd.grad(share, weights, allow_unused=True), strict=True):
+            grads = torch.autograd.grad(share, weights, allow_unused=True)
+            size += _norm([g for g in grads if g is not None])
+            for total, g in zip(in_two, grads, strict=True):
                 total += 0 if g is None else g
     known = [(a, b) for a, b in zip(in_two, in_one, strict=True) if b is not None]
-    difference = _norm([a - b for a, b in known]) / max(_norm([b for _, b in known]), 1e-30)
+    # beside the two rows' own gradients, lest rows that cancel leave noise over noise
+    difference = _norm([a - b for a, b in known]) / max(_norm([b for _, b in known]), 0.01 * size, 1e-30)
     full = torch.finfo(model.dtype).eps < 1e-6 and trainer.accelerator.mixed_precision == "no"
     return SelfTest(trainer.variant.name, drift, difference, full)
 
 
 def _record(trainer: VariantGRPOTrainer, pair: dict, logps: Tensor, entropy: Tensor | None) -> TokenBatch:
     mask = loss_mask(pair).to(logps.dtype)
-    sign = torch.tensor([[1.0], [-1.0]], device=mask.device)
+    sign = torch.tensor([[1.0], [-0.5]], device=mask.device)  # unequal: equal rows must not cancel
     old = None if pair.get("old_per_token_logps") is None else pair["old_per_token_logps"]
     tokens = mask.sum()
     rollout = pair.get("sampling_per_token_logps")
