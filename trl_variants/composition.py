@@ -135,8 +135,7 @@ class Variant:
         """The seams on which it departs from its host (GRPO for most), in data order; all it fills when it is its
         own."""
         host = variant(self.about.host if self.about else "grpo")
-        own, plain = self.to_mapping(), host.to_mapping()
-        return tuple(s for s in SEAMS if (s in own if host.name == self.name else own.get(s) != plain.get(s)))
+        return tuple(s for s in SEAMS if s in self.to_mapping()) if host.name == self.name else differing(self, host)
 
     def loss(self, batch: TokenBatch, states: Mapping[str, Any] | None = None) -> Loss:
         """The loss of a whole window (see `TokenBatch.from_tensors`); fills in advantages where none are given.
@@ -242,7 +241,12 @@ def _merge(current: Any, spec: Any) -> Any:
     return spec
 
 
+def differing(a: Variant, b: Variant) -> tuple[str, ...]:
+    """The seams on which two variants differ, in data order."""
+    return tuple(seam for seam in SEAMS if getattr(a, seam) != getattr(b, seam))
+
+
 def diff(a: Variant, b: Variant) -> list[str]:
     """The seams on which two variants differ, one line each; empty when they compute the same."""
     left, right = a.to_mapping(), b.to_mapping()
-    return [f"{k}: {left.get(k)!r} -> {right.get(k)!r}" for k in SEAMS if left.get(k) != right.get(k)]
+    return [f"{k}: {left.get(k)!r} -> {right.get(k)!r}" for k in differing(a, b)]

@@ -6,7 +6,7 @@ import string
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from .composition import SEAMS, SINGLE, Variant
+from .composition import SEAMS, SINGLE, Variant, differing
 
 _COST = {
     "ref_logps": "one more forward per generation (reference)",
@@ -38,20 +38,13 @@ def _parameters(h: Any) -> str:
     return ", ".join(f"{f.name}={getattr(h, f.name)!r}" for f in fields(h))
 
 
-def edited_seams(v: Variant) -> list[str]:
-    """The seams on which a variant departs from the catalog entry whose name it bears."""
-    from .catalog import _CATALOG
-
-    published = _CATALOG.get(v.name)
-    return [] if published is None else [s for s in SEAMS if getattr(v, s) != getattr(published, s)]
-
-
 def describe(v: Variant) -> str:
     """Composition, objective, definitions, papers, side, needs, cost and deviations, one fact a line."""
-    from .catalog import namesakes
+    from .catalog import namesakes, published
 
     about = v.about
-    edited = edited_seams(v)
+    original = published(v.name)
+    edited = differing(v, original) if original else ()
     note = f", edited ({', '.join(edited)}); what follows describes {v.name} as published" if edited else ""
     lines = [v.name + (f": {about.title}" if about else "") + note]
     if about:

@@ -38,6 +38,11 @@ def lookup(name: str) -> Variant:
     raise VariantError(f"unknown variant {name!r}{did_you_mean(wanted, known)}; `trl-variants list` shows them all")
 
 
+def published(name: str) -> Variant | None:
+    """The entry of exactly this id, if there is one."""
+    return _CATALOG.get(name)
+
+
 def namesakes(name: str) -> list[Variant]:
     """The methods whose authors use this name, sorted by id."""
     return sorted((v for v in _CATALOG.values() if v.about and name in v.about.also_called), key=lambda v: v.name)
