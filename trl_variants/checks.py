@@ -168,19 +168,25 @@ def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
                 "use_vllm: true",
             )
         )
-    for need, what in (
-        ("teacher_logps", "a teacher"),
-        ("values", "a critic"),
-        ("distribution", "full distributions"),
-    ):
-        if need in v.needs:
-            found.append(
-                Finding(
-                    "error",
-                    f"{v.name} needs {what}, which this trainer does not give yet",
-                    "see `trl-variants list`",
-                )
+    if "values" in v.needs:
+        found.append(
+            Finding(
+                "error", f"{v.name} needs a critic, which this trainer does not give yet", "see `trl-variants list`"
             )
+        )
+    asks = [
+        h.hook_name
+        for _, h in v.hooks()
+        if "teacher_logps" in h.needs or any(d.anchor == "teacher" for d in h.divergences)
+    ]
+    if asks and v.teacher is None:
+        found.append(
+            Finding(
+                "error",
+                f"{v.name} needs a teacher ({', '.join(asks)} reads its log-probs) and none is named",
+                "teacher: {model: {path: NAME_OR_FOLDER}}, or base, ema, privileged, ...",
+            )
+        )
     window = config.gradient_accumulation_steps
     cycle = (config.steps_per_generation or window) * config.num_iterations
     if window % cycle == 0 and v.clip.hook_name in ("ppo", "geometric_mean", "sapo"):

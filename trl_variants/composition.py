@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import hooks as _hooks  # noqa: F401  (registers the built-in hooks)
 from .errors import VariantError, did_you_mean
-from .hooks.base import MANY, SEAMS, SINGLE, instantiate, is_stateful, seam_name, to_spec
+from .hooks.base import MANY, OPTIONAL, SEAMS, SINGLE, instantiate, is_stateful, seam_name, to_spec
 
 if TYPE_CHECKING:
     from .objective import Loss
@@ -54,7 +54,8 @@ class About:
 
 @dataclass(frozen=True)
 class Variant:
-    """A choice for every seam; a value. Single seams hold one hook, the others a tuple applied in order."""
+    """A choice for every seam; a value. Single seams hold one hook, `teacher` one or None, the others a tuple applied
+    in order."""
 
     name: str
     advantage: Any
@@ -69,11 +70,15 @@ class Variant:
     weight: tuple = ()
     regularizers: tuple = ()
     learners: tuple = ()
+    teacher: Any = None
     about: About | None = field(default=None, compare=False)
 
     def __post_init__(self):
         for seam in SINGLE:
             object.__setattr__(self, seam, instantiate(seam, getattr(self, seam)))
+        for seam in OPTIONAL:
+            if getattr(self, seam) is not None:
+                object.__setattr__(self, seam, instantiate(seam, getattr(self, seam)))
         for seam in MANY:
             spec = getattr(self, seam)
             several = spec if isinstance(spec, (list, tuple)) else () if spec is None else (spec,)
@@ -91,11 +96,13 @@ class Variant:
     def hooks(self) -> Iterator[tuple[str, Any]]:
         """Pairs (path, hook) in the order data flows; the path names the hook in checkpoints: "clip", "weight.0"."""
         for seam in SEAMS:
-            here = getattr(self, seam)
-            if seam in SINGLE:
-                yield seam, here
-            else:
-                yield from ((f"{seam}.{i}", h) for i, h in enumerate(here))
+            for i, h in enumerate(self.at(seam)):
+                yield (f"{seam}.{i}" if seam in MANY else seam), h
+
+    def at(self, seam: str) -> tuple:
+        """The hooks of one seam, in order; empty where there is none."""
+        here = getattr(self, seam)
+        return here if seam in MANY else () if here is None else (here,)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -123,11 +130,8 @@ class Variant:
         named."""
         out: dict[str, Any] = {"name": self.name}
         for seam in SEAMS:
-            here = getattr(self, seam)
-            if seam in SINGLE:
-                out[seam] = to_spec(here)
-            elif here:
-                out[seam] = [to_spec(h) for h in here]
+            if here := self.at(seam):
+                out[seam] = [to_spec(h) for h in here] if seam in MANY else to_spec(here[0])
         return out
 
     @property
@@ -227,12 +231,12 @@ def with_hooks(base: Variant, edits: Mapping[str, Any] | None) -> Variant:
     merged = {}
     for seam, spec in edits.items():
         seam = _field_of(seam)
-        merged[seam] = _merge(getattr(base, seam), spec) if seam in SINGLE else spec
+        merged[seam] = spec if seam in MANY else _merge(getattr(base, seam), spec)
     return base.with_(**merged)
 
 
 def _merge(current: Any, spec: Any) -> Any:
-    if isinstance(spec, Mapping) and len(spec) == 1:
+    if current is not None and isinstance(spec, Mapping) and len(spec) == 1:
         [(name, params)] = spec.items()
         if name == current.hook_name and isinstance(params, Mapping):
             kept = {f.name: getattr(current, f.name) for f in fields(current)}

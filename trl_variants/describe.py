@@ -6,7 +6,7 @@ import string
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from .composition import SEAMS, SINGLE, Variant, differing
+from .composition import SEAMS, Variant, differing
 
 _COST = {
     "ref_logps": "one more forward per generation (reference)",
@@ -64,8 +64,7 @@ def describe(v: Variant) -> str:
         "",
     ]
     for seam in SEAMS:
-        here = getattr(v, seam)
-        for h in [here] if seam in SINGLE else here:
+        for h in v.at(seam):
             lines.append(f"  {seam:<13}{h.hook_name}({_parameters(h)})")
     needs = sorted(v.needs - {"old_logps"})
     lines += ["", f"  needs {', '.join(needs) or 'nothing beyond rewards and log-probs'}; scope {v.scope}"]

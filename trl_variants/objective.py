@@ -173,6 +173,7 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
     clipped = run(path, h, log_ratio, advantage, batch)
     clipped = clipped if isinstance(clipped, Clipped) else Clipped(clipped)
     clipped = replace(clipped, objective=_shaped(clipped.objective, h, *batch.mask.shape))
+    batch = replace(batch, clipped=clipped.clipped)
     parts.update(clipped.metrics)
     parts.update(_clip_metrics(clipped, batch.mask))
 
@@ -182,6 +183,8 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
     for path, h in of("weight"):
         if not h.selects:
             weight = _shaped(run(path, h, batch), h, *batch.mask.shape).detach()
+            if h.drift and batch.origin is not None:  # what another policy wrote is no drift of this one's sampler
+                weight = torch.where((batch.origin == 1) | (batch.origin == 2), torch.ones_like(weight), weight)
             objective = objective * weight
             counted = counted * (weight != 0) if h.in_denominator else counted
             parts[f"weight/{h.hook_name}_mean"] = Mean.over(weight, batch.mask)
@@ -219,15 +222,17 @@ def coefficients(
 ) -> tuple[Loss, dict[str, Tensor]]:
     """The one window objective: evaluates the whole window once and returns (loss, {statistic: dL/d(statistic)}).
 
-    `batch.whole` must hold. Statistics are `logps` and, where given, `entropy`, (N, T) each.
+    `batch.whole` must hold. Statistics are `logps`, where given `entropy`, and the divergences, (N, T) each.
     """
     if not batch.whole:
         raise VariantError("the window objective needs the whole window; this batch is a part of it")
     leaves = {"logps": batch.logps.detach().requires_grad_()}
     if batch.entropy is not None:
         leaves["entropy"] = batch.entropy.detach().requires_grad_()
+    compared = {key: value.detach().requires_grad_() for key, value in batch.divergences.items()}
     with torch.enable_grad():
-        loss = evaluate(variant, replace(batch, **leaves), states, rngs)  # type: ignore[arg-type]
+        loss = evaluate(variant, replace(batch, **leaves, divergences=compared), states, rngs)  # type: ignore[arg-type]
+        leaves |= compared
         grads = torch.autograd.grad(loss.loss, list(leaves.values()), allow_unused=True)
     return loss, {
         name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(leaves.items(), grads, strict=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .divergence import Divergence
 from .errors import VariantError
 
 LOG_RATIO_BOUND = 20.0  # log-ratios are clamped here before exp: exp(20) = 4.9e8
@@ -117,6 +118,17 @@ class Scored:
             raise VariantError(f"this method needs `{name}` per row when rewards are read, and none was given")
         return value
 
+    def teacher_gap(self) -> Tensor:
+        """(N, T) lp_T - lp_old on the policy's tokens, 0 where the teacher says nothing."""
+        gap = self.need("teacher_logps") - self.need("old_logps")
+        return torch.where(self.teacher_says, gap, torch.zeros_like(gap))
+
+    @property
+    def teacher_says(self) -> Tensor:
+        """(N, T) bool, trained tokens for which the teacher gave a log-prob."""
+        mask = self.need("mask") > 0
+        return mask if self.tokens.get("teacher_mask") is None else mask & (self.tokens["teacher_mask"] > 0)
+
     def column(self, name: str) -> list:
         """A raw data set column, one value a row; raises VariantError when the data set has none of that name."""
         if name not in self.columns:
@@ -156,11 +168,13 @@ class TokenBatch:
     rollout_logps: Tensor | None = None  # (B, T) as the sampling engine reported them; NaN where it did not
     ref_logps: Tensor | None = None
     teacher_logps: Tensor | None = None
+    teacher_mask: Tensor | None = None  # (B, T) 1 where the teacher gave a log-prob; None: everywhere
+    divergences: Mapping[str, Tensor] = field(default_factory=dict)  # (B, T) with gradient, by `Divergence.key`
     entropy: Tensor | None = None
     values: Tensor | None = None
     turn: Tensor | None = None
     segment: Tensor | None = None
-    origin: Tensor | None = None
+    origin: Tensor | None = None  # (B, T) who wrote the token: 0 policy, 1 teacher, 2 replay, 3 a given prefix
     reward: Tensor | None = None  # (B,)
     correct: Tensor | None = None  # (B,)
     group: Tensor | None = None  # (B,)
@@ -180,6 +194,7 @@ class TokenBatch:
     # filled in by the objective, in this order
     active: Tensor = None  # type: ignore[assignment]  # (B, T) mask times every selecting weight
     log_ratio: Tensor = None  # type: ignore[assignment]
+    clipped: Tensor = None  # type: ignore[assignment]  # bool, where the clip took the gradient away
     scored: Scored | None = None  # from_tensors only: what advantages are computed from
 
     def __post_init__(self):
@@ -214,6 +229,27 @@ class TokenBatch:
     def anchor(self) -> Tensor:
         """(B, T) log-probs the ratio is taken against: the old policy's, or the current ones when on-policy."""
         return self.logps.detach() if self.old_logps is None else self.old_logps
+
+    @property
+    def teacher_says(self) -> Tensor:
+        """(B, T) bool, tokens in the loss for which the teacher gave a log-prob."""
+        mask = self.mask > 0
+        return mask if self.teacher_mask is None else mask & (self.teacher_mask > 0)
+
+    def teacher_gap(self, of: str = "old") -> Tensor:
+        """(B, T) detached lp_T - lp, 0 where the teacher says nothing; lp is the "old" or the "current" policy's."""
+        own = self.anchor if of == "old" else self.logps.detach()
+        gap = self.need("teacher_logps") - own
+        return torch.where(self.teacher_says, gap, torch.zeros_like(gap))
+
+    def divergence(self, spec: Divergence) -> Tensor:
+        """(B, T) with gradient: the statistic a hook named in its `divergences`; raises VariantError without it."""
+        if spec.key not in self.divergences:
+            raise VariantError(
+                f"this method needs the divergence {spec.key!r}, and the batch has none: "
+                f"pass divergences={{{spec.key!r}: ...}} to TokenBatch.from_tensors"
+            )
+        return self.divergences[spec.key]
 
     def with_mask(self, mask: Tensor) -> TokenBatch:
         """The same rows counted under another mask: totals are recounted, which needs the whole window.
@@ -277,6 +313,8 @@ class TokenBatch:
         reward_weights: Any = None,
         sum_sq_probs: Any = None,
         extra: Mapping[str, Any] | None = None,
+        teacher_mask: Any = None,
+        divergences: Mapping[str, Any] | None = None,
         prompt_key: Sequence[str] | None = None,
         texts: Sequence[str] | None = None,
         columns: Mapping[str, Sequence] | None = None,
@@ -291,6 +329,8 @@ class TokenBatch:
             prompt_key, texts: (B,) stable names of the prompts, and the completions as text.
             columns: data set columns by name, (B,) values each; hooks may group by them.
             sum_sq_probs: (B, T) sum over the vocabulary of pi_old^2.
+            teacher_mask: (B, T) 1 where the teacher gave a log-prob, default all ones.
+            divergences: (B, T) by `Divergence.key`, may require grad; hooks on rewards see them detached.
             facts: step, rollout_step, iteration, segment.
 
         Raises:
@@ -348,6 +388,7 @@ class TokenBatch:
             "old_logps": fit("old_logps", old_logps),
             "ref_logps": fit("ref_logps", ref_logps),
             "teacher_logps": fit("teacher_logps", teacher_logps),
+            "teacher_mask": fit("teacher_mask", teacher_mask),
             "rollout_logps": fit("rollout_logps", rollout_logps),
             "values": fit("values", values),
             "turn": fit("turn", turn),
@@ -357,6 +398,7 @@ class TokenBatch:
             group_size=int(torch.unique(group, return_counts=True)[1].max()),
         )
         truncated = fit("truncated", truncated, per_row=True)
+        compared = {key: fit(f"divergences[{key!r}]", value) for key, value in (divergences or {}).items()}
         scored = None
         if rewards is not None:
             rewards = number_like(rewards).to(logps.dtype)
@@ -372,6 +414,7 @@ class TokenBatch:
                 raise VariantError(f"reward_weights has shape {tuple(weights.shape)}, rewards {tuple(rewards.shape)}")
             tokens_seen = {k: v for k, v in tokens.items() if v is not None} | {"mask": mask}
             tokens_seen.setdefault("old_logps", logps.detach())
+            tokens_seen |= {f"divergence/{key}": value.detach() for key, value in compared.items()}  # type: ignore[union-attr]
             if sum_sq_probs is not None:
                 tokens_seen["sum_sq_probs"] = fit("sum_sq_probs", sum_sq_probs)
             if entropy is not None:
@@ -408,6 +451,7 @@ class TokenBatch:
             run=run,
             scored=scored,
             extra={k: torch.as_tensor(v) for k, v in (extra or {}).items()},
+            divergences=compared,  # type: ignore[arg-type]
             **tokens,  # type: ignore[arg-type]
             **facts,
         )
@@ -424,6 +468,6 @@ class Rollouts:
     completion_ids: list[list[int]]  # a hook may replace rows, never change their number
     mask: list[list[int]] | None  # 1 on tokens of the policy; None: all of them
     logps: list[list[float]] | None  # the behaviour's log-probs where the engine or the source knows them
-    origin: list[int]  # 0 policy, 1 teacher, 2 replay, 3 prefix
+    origin: list[int | list[int]]  # of the row or of each token: 0 policy, 1 teacher, 2 replay, 3 a given prefix
     in_baseline: list[bool]
     in_policy_loss: list[bool]

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ..errors import VariantError
-from ..hooks.base import SINGLE
+from ..hooks.base import MANY
 
 
 class _Loader(yaml.SafeLoader):
@@ -119,7 +119,7 @@ def _seam_with(current: Any, seam: str, keys: list[str], value: Any) -> Any:
     found = next((m for m in mappings if name in m), None)
     if found is None:
         found = {name: {}}
-        mappings = [found] if seam in SINGLE else [*mappings, found]
+        mappings = [*mappings, found] if seam in MANY else [found]
     if rest:
         found[name] = dict(found[name] or {})
         put(found[name], rest, value)

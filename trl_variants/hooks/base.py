@@ -7,6 +7,8 @@ The seams, in the order data flows (signatures in each seam's own module):
 
     prompts -> rollouts -> rewards -> select -> advantage -> credit -> ratio -> clip -> weight -> aggregate
                                                                                     -> + regularizers -> loss; learners
+
+and, beside the flow, the teacher whose log-probs some of them read.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from ..errors import VariantError, did_you_mean
 from ..schedule import Schedule
 
 SINGLE = ("advantage", "ratio", "clip", "aggregate")
+OPTIONAL = ("teacher",)  # one hook or none
 MANY = ("prompts", "rollouts", "rewards", "select", "credit", "weight", "regularizers", "learners")
 SEAMS = (
     "prompts",
     "rollouts",
+    "teacher",
     "rewards",
     "select",
     "advantage",
@@ -72,8 +76,11 @@ _DEFAULTS: dict[str, Any] = {
     "update_every": "step",  # when a stateful hook's update() runs: "step" or "generation"
     "random": False,  # whether it wants a named torch.Generator as `rng`
     "selects": False,  # weight hooks: the weight is a 0/1 choice of tokens, seen by later hooks as batch.active
+    "drift": False,  # weight hooks: corrects what the policy's own samples drifted, so other origins keep weight 1
     "in_denominator": False,  # weight hooks: the weight also enters the aggregation's token count
     "whole_groups": False,  # compares rows of a group in the loss: the trainer never cuts a group between windows
+    "divergences": (),  # the `Divergence`s read, beside "distribution" in needs
+    "teacher_rows": None,  # (scored) -> (N,) bool, the rows whose teacher log-probs it reads; None: every row
     "span": "window",  # "micro-batch": the rule depends on the split by definition and says so
 }
 
@@ -330,7 +337,13 @@ def to_spec(h: Any) -> Any:
             else (f.default_factory() if f.default_factory is not MISSING else MISSING)
         )
         if value != default:
-            if isinstance(value, Schedule):
-                value = {"schedule": {g.name: getattr(value, g.name) for g in fields(value)}}
-            changed[f.name] = value
+            changed[f.name] = _plain(value)
     return {h.hook_name: changed} if changed else h.hook_name
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return {"schedule": {g.name: getattr(value, g.name) for g in fields(value)}}
+    if hasattr(value, "hook_name"):  # a hook inside a hook, such as the teacher a privileged context is shown to
+        return to_spec(value)
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value

@@ -45,6 +45,7 @@ class SamplerCorrection:
     math = "* {mode}(pi_old/pi_rollout, {min}, {max})"
     needs = frozenset({"old_logps", "rollout_logps"})
     corrects_sampler = True
+    drift = True
 
     def __post_init__(self):
         if self.min is not None and self.max is not None and self.min >= self.max:
@@ -79,6 +80,7 @@ class OffPolicySequenceMask:
 
     math = "* [A >= 0 or mean_t(lp_sampler - lp) <= {threshold}]"
     needs = frozenset({"old_logps"})
+    drift = True
 
     @torch.no_grad()
     def __call__(self, batch: TokenBatch) -> Tensor:

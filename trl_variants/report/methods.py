@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..composition import SEAMS, SIDES, SINGLE, Variant
+from ..composition import SEAMS, SIDES, Variant
 from ..describe import math_of, objective_line
 
 START, END = "<!-- catalog: written by trl_variants.report.methods -->", "<!-- end of catalog -->"
@@ -64,8 +64,7 @@ def _section(v: Variant) -> list[str]:
     lines += [f"    {math_of(h)}" for h in (v.ratio, v.advantage) if h.math]
     hooks = []
     for seam in SEAMS:
-        here = getattr(v, seam)
-        hooks += [f"`{seam}: {h.hook_name}`" for h in ([here] if seam in SINGLE else here)]
+        hooks += [f"`{seam}: {h.hook_name}`" for h in v.at(seam)]
     lines += ["", f"{about.kind}, side {about.side}; {', '.join(hooks)}."]
     lines += ["", *(f"* {d}" for d in about.deviations), *(f"* ours: {d}" for d in about.ours)]
     return lines

@@ -10,6 +10,7 @@ from trl import GRPOConfig
 
 from ..composition import Variant, variant, with_hooks
 from ..errors import VariantError
+from ..hooks.base import hook_names
 
 
 @dataclass
@@ -21,7 +22,7 @@ class VariantGRPOConfig(GRPOConfig):
     (epsilon, beta, loss_type, ...) must stay at their defaults.
     """
 
-    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["variant", "hooks"]
+    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["variant", "hooks", "teacher"]
 
     variant: dict | str | None = field(
         default=None,
@@ -30,6 +31,13 @@ class VariantGRPOConfig(GRPOConfig):
     hooks: dict | str | None = field(
         default=None,
         metadata={"help": "Edits of the variant: mapping seam -> hook name -> parameters."},
+    )
+    teacher: dict | str | None = field(
+        default=None,
+        metadata={
+            "help": "Where teacher log-probs come from: a model's name or folder, a teacher's name (base, live, ema, ...) "
+            "or a mapping teacher -> parameters. Replaces the variant's own."
+        },
     )
     self_test: bool = field(
         default=True,
@@ -46,7 +54,7 @@ class VariantGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self):
-        self.variant, self.hooks = _mapping(self.variant), _mapping(self.hooks)
+        self.variant, self.hooks, self.teacher = map(_mapping, (self.variant, self.hooks, self.teacher))
         for name in ("num_generations", "num_iterations", "gradient_accumulation_steps", "per_device_train_batch_size"):
             if (value := getattr(self, name)) < 1:
                 raise VariantError(f"{name} must be at least 1, got {value}")
@@ -71,6 +79,8 @@ def variant_of(config: Any, given: Any = None) -> Variant | None:
         VariantError: the two disagree, or the composition is wrong.
     """
     named, edits = getattr(config, "variant", None), getattr(config, "hooks", None)
+    if (teacher := getattr(config, "teacher", None)) is not None:
+        edits = {**(edits or {}), "teacher": teacher_spec(teacher)}
     if given is not None and named is not None and variant(given) != variant(named):
         raise VariantError(
             "the trainer's variant= and the configuration's `variant` name different methods; give one of them"
@@ -79,3 +89,10 @@ def variant_of(config: Any, given: Any = None) -> Variant | None:
     if named is None:
         return with_hooks(Variant.from_config(config), edits) if edits else None
     return with_hooks(variant(named), edits)
+
+
+def teacher_spec(given: Any) -> Any:
+    """What a user names as the teacher, as a hook or its mapping: a text that is no teacher's name is a model's."""
+    if isinstance(given, str) and given not in hook_names("teacher"):
+        return {"model": {"path": given}}
+    return given

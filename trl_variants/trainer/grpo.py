@@ -34,6 +34,8 @@ from .scoring import build_scored, dead_groups
 from .seam import SeamTrainer
 from .selftest import self_test
 from .services import Services
+from .statistics import Statistics, statistics
+from .teaching import Teaching
 from .window import count_window, join, loss_mask, shuffle_groups, token_batch
 
 
@@ -43,6 +45,8 @@ class VariantGRPOTrainer(SeamTrainer):
     Args:
         variant: a catalog name, a mapping or a `Variant`. May stand in `args.variant` instead. With neither, and no
             `args.hooks`, the trainer computes what TRL's computes, step for step.
+        teacher: what answers where the variant asks a teacher: a model's name, folder or instance, or a teacher as in
+            `args.teacher`, which it replaces.
 
     Raises:
         VariantError: a composition that cannot run here (the findings of `check` that are errors), a data set without
@@ -68,9 +72,12 @@ class VariantGRPOTrainer(SeamTrainer):
         rollout_func: Any = None,
         environment_factory: Any = None,
         variant: Any = None,
+        teacher: Any = None,
     ):
         if args is None:
             args = VariantGRPOConfig(f"{_model_name(model)}-GRPO")
+        if teacher is not None:
+            args, self.given_teacher = _with_teacher(args, teacher)
         chosen = variant_of(args, variant)
         self.named = chosen is not None
         self.variant: Variant = Variant.from_config(args) if chosen is None else chosen
@@ -115,6 +122,7 @@ class VariantGRPOTrainer(SeamTrainer):
             iterations=args.num_iterations,
             vocabulary=getattr(self.model.config.get_text_config(), "vocab_size", 0),
         )
+        self.teaching = Teaching(self)
         for learner in self.variant.learners:
             learner.attach(self)
 
@@ -161,6 +169,7 @@ class VariantGRPOTrainer(SeamTrainer):
         if training and self._rollout_flags is not None:
             scored = scored.with_(**{k: self.gather_rows(v, 0) for k, v in self._rollout_flags.items()})
         states, rngs = self.memory.states, self.memory.generators(training)
+        scored = self.teaching.teach(rows, output, scored)
         scored = score(self.variant, scored, states, rngs, selecting=training or not self.named)
         advantage = advantages(self.variant, scored, states, rngs)
         if training:
@@ -179,6 +188,7 @@ class VariantGRPOTrainer(SeamTrainer):
         self._generations += 1
         if scored.origin is not None:
             output["origin"] = scored.origin[mine].unsqueeze(1).expand(-1, width)
+        self.teaching.forget(output)
         for learner in self.variant.learners if training else ():
             seen = learner.observe(scored, output) or {}
             output.update({f"extra/{name}": value for name, value in seen.items()})
@@ -233,11 +243,10 @@ class VariantGRPOTrainer(SeamTrainer):
         self.window = count_window([batch], self.gather_rows, self.world, 1.0)
         return batch
 
-    def _record(self, batch: dict, logps: Tensor, entropy: Tensor | None) -> TokenBatch:
+    def _record(self, batch: dict, seen: Statistics) -> TokenBatch:
         return token_batch(
             batch,
-            logps,
-            entropy,
+            seen,
             self.window,
             self.run_facts,
             lambda x: self.gather_rows(x, 0.0),
@@ -250,8 +259,7 @@ class VariantGRPOTrainer(SeamTrainer):
         parts = []
         with self.scoring():
             for batch in batches:
-                logps, entropy, _ = self.logps_and_entropy(self.model, batch)
-                parts.append(self._record(batch, logps, entropy))
+                parts.append(self._record(batch, statistics(self, self.model, batch)))
         return join(parts, self.gather_rows)
 
     def _evaluate_window(self, batches: list[dict]) -> None:
@@ -272,13 +280,11 @@ class VariantGRPOTrainer(SeamTrainer):
 
     def micro_batch_loss(self, model: nn.Module, batch: dict) -> Tensor:
         """The micro-batch's share of the window's loss, times the processes over which gradients are averaged."""
-        logps, entropy, aux = self.logps_and_entropy(model, batch, aux=self.aux_loss_enabled)
-        record = self._record(batch, logps, entropy)
+        seen = statistics(self, model, batch, aux=self.aux_loss_enabled)
+        record = self._record(batch, seen)
         result: Loss | None
         if "coefficients" in batch:  # the window is evaluated already; its value is reported in equal shares
-            surrogate = (batch["coefficients"]["logps"] * logps).sum() + (
-                batch["coefficients"]["entropy"] * entropy
-            ).sum()
+            surrogate = seen.surrogate(batch["coefficients"])
             value = surrogate - surrogate.detach() + batch["window_value"]
             result, share = batch.get("window_loss"), 1.0
         elif self.variant.scope == "window":  # evaluation: one window over all processes
@@ -288,14 +294,14 @@ class VariantGRPOTrainer(SeamTrainer):
         else:
             result = evaluate(self.variant, record, self.memory.states, self.memory.generators(self.training))
             value, share = result.loss, 1.0 / self.window.micro_batches
-        parts: dict[str, Metric] = {"entropy": Mean.over(entropy, record.mask)}
+        parts: dict[str, Metric] = {"entropy": Mean.over(seen.entropy, record.mask), **_teacher_parts(record)}
         if result is not None:
             parts.update(result.parts)
             parts.update(self._term_parts(result.terms, share))
             self._stats.append(result.stats)
-        if aux is not None:
-            value = value + self.router_aux_loss_coef * aux / self.window.micro_batches
-            parts["aux_loss"] = Mean(aux.detach(), torch.ones_like(aux))
+        if seen.aux is not None:
+            value = value + self.router_aux_loss_coef * seen.aux / self.window.micro_batches
+            parts["aux_loss"] = Mean(seen.aux.detach(), torch.ones_like(seen.aux))
         self.book.add(parts)
         if batch.get("last"):
             self._end_of_window()
@@ -347,9 +353,15 @@ class VariantGRPOTrainer(SeamTrainer):
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
+    def policy_moved(self) -> None:
+        if self.teaching.teacher is not None:
+            self.teaching.teacher.after_step()
+
     def save_state(self, folder: str) -> None:
         if self.accelerator.is_main_process:
-            save_shared(folder, self.variant, *self.memory.state_dict())
+            plain_states, tensors = self.memory.state_dict()
+            taught = {f"teacher/{name}": value.cpu().contiguous() for name, value in self.teaching.state_dict().items()}
+            save_shared(folder, self.variant, plain_states, {**tensors, **taught})
         plain = {
             "counters": self.progress_counters(),
             "generations": self._generations,
@@ -383,7 +395,11 @@ class VariantGRPOTrainer(SeamTrainer):
                 )
             return
         self._tested = True
-        self.memory.load_state_dict(*loaded["shared"])
+        states, tensors = loaded["shared"]
+        self.memory.load_state_dict(states, tensors)
+        self.teaching.load_state_dict(
+            {k.removeprefix("teacher/"): v for k, v in tensors.items() if k.startswith("teacher/")}
+        )
         self.restore_counters(loaded["counters"])
         self._generations, self._buffered_inputs = loaded["generations"], loaded["batches"]
         self._restore_logs(loaded["logs"])
@@ -408,6 +424,18 @@ class VariantGRPOTrainer(SeamTrainer):
                 self._logs[name].extend(values)
 
 
+def _teacher_parts(record: TokenBatch) -> dict[str, Metric]:
+    """How far the policy is from its teacher on its own tokens, whatever the loss does with it."""
+    if record.teacher_logps is None:
+        return {}
+    gap, says = -record.teacher_gap(of="current"), record.teacher_says.to(record.mask)
+    return {
+        "teacher/kl": Mean.over(gap, says),
+        "teacher/tokens": Mean.over(says, record.mask),
+        **{f"divergence/{key}": Mean.over(value, says) for key, value in record.divergences.items()},
+    }
+
+
 def _require_writable(variant: Variant) -> None:
     for path, h in variant.hooks():
         try:
@@ -417,6 +445,16 @@ def _require_writable(variant: Variant) -> None:
                 f"{path} {h.hook_name} has a parameter that no checkpoint or YAML file can hold ({error}): hook "
                 "parameters are numbers, text, lists and schedules"
             ) from None
+
+
+def _with_teacher(args: Any, teacher: Any) -> tuple[Any, nn.Module | None]:
+    """The arguments naming the teacher, and the model itself where that was given."""
+    given = teacher if isinstance(teacher, nn.Module) else None
+    if given is not None:
+        teacher = {"model": {"path": given.config._name_or_path or "given"}}
+    args = copy.copy(args)
+    args.teacher = to_spec(teacher) if hasattr(teacher, "hook_name") else teacher
+    return args, given
 
 
 def _model_name(model: Any) -> str:

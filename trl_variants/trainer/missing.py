@@ -12,9 +12,10 @@ from huggingface_hub import try_to_load_from_cache
 from ..errors import MissingExtra, VariantError
 
 
-def missing_model(arguments: dict[str, Any]) -> VariantError | None:
-    """The error for a GRPOTrainer that raised OSError on these arguments; None when everything it names is here."""
+def missing_model(arguments: dict[str, Any], role: str = "the model") -> VariantError | None:
+    """The error for what raised OSError on these arguments of a GRPOTrainer; None when everything they name is here."""
     for what, name, instead in _sources(**arguments):
+        what = role if what == "the model" else what
         if not _is_here(name):
             given = f"{what} {name!r}" if name else f"{what} (the model has no path it came from)"
             return VariantError(f"{given} is not on this machine and could not be fetched from the Hub: {instead}")

@@ -32,6 +32,7 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
     add_fused_lm_head,
+    pad,
     shuffle_sequence_dict,
     split_pixel_values_by_grid,
     split_tensor_dict,
@@ -40,6 +41,7 @@ from trl.trainer.utils import (
 
 from ..errors import RewardError, VariantError
 from .missing import missing_extra, missing_model
+from .passes import ModelPasses, keep_4bit_trainable_on_cpu
 from .sampler import ResumableRepeatSampler
 
 SUPPORTED = ("1.16", "1.17")  # lower bound included, upper excluded
@@ -123,7 +125,7 @@ def private_names_that_changed() -> list[str]:
 require_supported_trl()
 
 
-class SeamTrainer(GRPOTrainer):
+class SeamTrainer(ModelPasses, GRPOTrainer):
     """trl.GRPOTrainer with its private seams named; see the module's text."""
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -169,6 +171,9 @@ class SeamTrainer(GRPOTrainer):
 
     def apply_state(self, loaded: dict | None) -> None:
         raise NotImplementedError
+
+    def policy_moved(self) -> None:
+        """After each optimizer step, before anything is saved or evaluated."""
 
     def edit_rollouts(self, generated: tuple) -> tuple:
         return generated
@@ -434,6 +439,16 @@ class SeamTrainer(GRPOTrainer):
             model.forward = stock
         return logps, torch.cat(seen).exp()
 
+    @staticmethod
+    def has_images(batch: dict) -> bool:
+        return any(batch.get(name) is not None for name in _MULTIMODAL)
+
+    def tokenized(self, prompts: list) -> tuple[Tensor, Tensor]:
+        """(ids, mask) of prompts as generation would see them, padded on the left."""
+        rows = [torch.as_tensor(ids, device=self.accelerator.device) for ids in self._tokenize_prompts(prompts)[0]]
+        ids = pad(rows, padding_value=self._tokenizer.pad_token_id, padding_side="left")
+        return ids, pad([torch.ones_like(r) for r in rows], padding_value=0, padding_side="left")
+
     @contextlib.contextmanager
     def scoring(self) -> Iterator[None]:
         """No gradient, and no gradient checkpointing either, which would only warn."""
@@ -487,7 +502,7 @@ class SeamTrainer(GRPOTrainer):
 
 
 class _Restore(TrainerCallback):
-    """Applies a loaded checkpoint after transformers has reset its own counters."""
+    """Applies a loaded checkpoint after transformers has reset its own counters, and says when the policy moved."""
 
     def __init__(self, trainer: SeamTrainer):
         self.trainer = trainer
@@ -497,15 +512,5 @@ class _Restore(TrainerCallback):
         self.trainer.start_afresh()
         self.trainer.apply_state(loaded)
 
-
-def keep_4bit_trainable_on_cpu(model: nn.Module) -> int:
-    """Stops bitsandbytes from repacking NF4 weights in evaluation on a CPU, after which they have no gradient.
-
-    Returns the number of layers it changed.
-    """
-    changed = 0
-    for module in model.modules():
-        if getattr(module, "support_avx512bf16_for_cpu", False):
-            setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010
-            changed += 1
-    return changed
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.policy_moved()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..objective import coefficients, evaluate
 from ..records import TokenBatch, Window
+from .statistics import Statistics, statistics
 from .window import loss_mask
 
 if TYPE_CHECKING:
@@ -62,21 +63,19 @@ def self_test(trainer: VariantGRPOTrainer, batches: Sequence[dict]) -> SelfTest 
     weights = _some_weights(model)
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        logps, entropy, _ = trainer.logps_and_entropy(model, pair)
-        whole = _record(trainer, pair, logps, entropy)
+        seen = statistics(trainer, model, pair)
+        logps, whole = seen.logps, _record(trainer, pair, seen)
         states = trainer.memory.states
         in_one = torch.autograd.grad(evaluate(trainer.variant, whole, states).loss, weights, allow_unused=True)
-        detached = replace(whole, logps=logps.detach(), entropy=entropy.detach())
+        detached = replace(whole, logps=logps.detach(), entropy=seen.entropy.detach())
         _, c = coefficients(trainer.variant, detached, states)
         in_two = [torch.zeros_like(w) for w in weights]
         drift = size = 0.0
         for i in range(2):
-            alone, own_entropy, _ = trainer.logps_and_entropy(
-                model, _take(pair, torch.tensor([i], device=logps.device))
-            )
-            gap = (alone[0] - logps[i]).detach() * whole.mask[i]
+            alone = statistics(trainer, model, _take(pair, torch.tensor([i], device=logps.device)))
+            gap = (alone.logps[0] - logps[i]).detach() * whole.mask[i]
             drift = max(drift, float(gap.abs().max()))
-            share = (c["logps"][i] * alone[0]).sum() + (c["entropy"][i] * own_entropy[0]).sum()
+            share = alone.surrogate({name: x[i : i + 1] for name, x in c.items()})
             grads = torch.autograd.grad(share, weights, allow_unused=True)
             size += _norm([g for g in grads if g is not None])
             for total, g in zip(in_two, grads, strict=True):
@@ -88,20 +87,23 @@ def self_test(trainer: VariantGRPOTrainer, batches: Sequence[dict]) -> SelfTest 
     return SelfTest(trainer.variant.name, drift, difference, full)
 
 
-def _record(trainer: VariantGRPOTrainer, pair: dict, logps: Tensor, entropy: Tensor | None) -> TokenBatch:
-    mask = loss_mask(pair).to(logps.dtype)
+def _record(trainer: VariantGRPOTrainer, pair: dict, seen: Statistics) -> TokenBatch:
+    mask = loss_mask(pair).to(seen.logps.dtype)
     sign = torch.tensor([[1.0], [-0.5]], device=mask.device)  # unequal: equal rows must not cancel
     old = None if pair.get("old_per_token_logps") is None else pair["old_per_token_logps"]
     tokens = mask.sum()
     rollout = pair.get("sampling_per_token_logps")
     return TokenBatch(
-        logps,
+        seen.logps,
         mask,
         sign,
         old_logps=old,
         ref_logps=pair.get("ref_per_token_logps"),
         rollout_logps=rollout,
-        entropy=entropy,
+        teacher_logps=pair.get("teacher_logps"),
+        teacher_mask=pair.get("teacher_mask"),
+        divergences=seen.divergences,
+        entropy=seen.entropy,
         reward=pair["reward"],
         correct=pair["correct"],
         group=pair["group"],

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..records import Run, TokenBatch, Window
+from .statistics import Statistics
 
 Gather = Callable[[Tensor, float], Tensor]
 
@@ -21,6 +22,7 @@ _PER_TOKEN = (
     "rollout_logps",
     "ref_logps",
     "teacher_logps",
+    "teacher_mask",
     "entropy",
     "values",
     "turn",
@@ -77,8 +79,7 @@ def shuffle_groups(generation: dict, size: int) -> dict:
 
 def token_batch(
     batch: dict,
-    logps: Tensor,
-    entropy: Tensor | None,
+    seen: Statistics,
     window: Window,
     run: Run,
     gather: Callable[[Tensor], Tensor],
@@ -86,13 +87,16 @@ def token_batch(
 ) -> TokenBatch:
     """One micro-batch as the hooks see it: a part of its window."""
     return TokenBatch(
-        logps=logps,
+        logps=seen.logps,
         mask=loss_mask(batch),
         advantage=batch["advantages"],
         old_logps=batch.get("old_per_token_logps"),
         rollout_logps=batch.get("sampling_per_token_logps"),
         ref_logps=batch.get("ref_per_token_logps"),
-        entropy=entropy,
+        teacher_logps=batch.get("teacher_logps"),
+        teacher_mask=batch.get("teacher_mask"),
+        divergences=seen.divergences,
+        entropy=seen.entropy,
         origin=batch.get("origin"),
         reward=batch["reward"],
         correct=batch["correct"],
@@ -115,15 +119,17 @@ def join(parts: Sequence[TokenBatch], gather: Gather) -> TokenBatch:
     """The whole window of all processes as one batch, rows in the order (process, micro-batch, row)."""
     width = max(part.mask.shape[1] for part in parts)
 
+    def wide_rows(values: Sequence[Tensor]) -> Tensor:
+        return gather(torch.cat([torch.nn.functional.pad(v, (0, width - v.shape[1])).detach() for v in values]), 0)
+
     def rows(name: str, per_token: bool) -> Tensor | None:
         values = [getattr(part, name) for part in parts]
         if values[0] is None:
             return None
-        if per_token:
-            values = [torch.nn.functional.pad(v, (0, width - v.shape[1])) for v in values]
-        return gather(torch.cat([v.detach() for v in values]), 0)
+        return wide_rows(values) if per_token else gather(torch.cat([v.detach() for v in values]), 0)
 
-    columns = {name: rows(name, True) for name in _PER_TOKEN} | {name: rows(name, False) for name in _PER_ROW}
+    columns: dict[str, Any] = {name: rows(name, True) for name in _PER_TOKEN}
+    columns |= {name: rows(name, False) for name in _PER_ROW}
     wide = any(part.advantage.shape[1] > 1 for part in parts)
     values = [part.advantage.expand(-1, part.mask.shape[1]) if wide else part.advantage for part in parts]
     columns["advantage"] = gather(
@@ -137,6 +143,7 @@ def join(parts: Sequence[TokenBatch], gather: Gather) -> TokenBatch:
             torch.nn.functional.pad(x, (0, width - x.shape[1])) if p else x for x, p in zip(own, per_token, strict=True)
         ]
         extra[name] = gather(torch.cat(own), 0)
+    columns["divergences"] = {key: wide_rows([part.divergences[key] for part in parts]) for key in parts[0].divergences}
     unchanged = {f.name: getattr(parts[0], f.name) for f in fields(TokenBatch)} | {
         "active": None,
         "log_ratio": None,

@@ -1,0 +1,134 @@
+"""A teacher that is shown more than the policy: the same completion after another prompt."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import VariantError
+from ..hooks.base import hook, instantiate, param
+from .base import Answer, Question
+
+if TYPE_CHECKING:
+    from ..trainer.grpo import VariantGRPOTrainer
+
+TEMPLATE = (
+    "{prompt}\n\nHere is a solution to this problem:\n\n{context}\n\n"
+    "With this solution in mind, answer the problem in your own words."
+)
+
+
+@hook("teacher", "privileged")
+@dataclass(frozen=True)
+class PrivilegedTeacher:
+    """`of` with a context the policy does not see, scoring the policy's own completions (OPSD 2601.18734, SDPO 2601.20802).
+
+    Completions are aligned by their last T positions. A row without a context has no teacher there.
+
+    Args:
+        of: the teacher that reads it: "live", "base", "ema", {"adapter": ...}, {"model": ...}.
+        column: data set column with the context, such as a solution or an environment's feedback; used where no sibling is.
+        siblings: "right": a correct completion of the same group, never the row itself; "any": a random other one where
+            no completion of the group is correct; "none".
+        pick: which of several: the "first" of the group or a "random" one.
+        template: with {prompt} and {context}; in a conversation it replaces the last user message.
+    """
+
+    of: Any = "live"
+    column: str | None = "solution"
+    siblings: str = param("none", choices=("none", "right", "any"))
+    pick: str = param("first", choices=("first", "random"))
+    template: str = TEMPLATE
+
+    def __post_init__(self):
+        object.__setattr__(self, "of", instantiate("teacher", self.of))
+        for field in ("{prompt}", "{context}"):
+            if field not in self.template:
+                raise VariantError(f"privileged.template has no {field}")
+        if self.column is None and self.siblings == "none":
+            raise VariantError("privileged needs a context: name a data set column, or siblings: right")
+
+    @property
+    def math(self) -> str:
+        return f"pi_T = {self.of.hook_name} shown " + (
+            f"column {self.column}" if self.siblings == "none" else "a sibling"
+        )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"texts"}) if self.siblings != "none" else frozenset()
+
+    def build(self, trainer: VariantGRPOTrainer) -> Privileged:
+        return Privileged(trainer, self)
+
+    def contexts(self, question: Question, seed: int) -> list[str | None]:
+        """The b contexts; None where there is none. The choice depends on seed, step and row, not on the process."""
+        return [
+            self._context(i, row, question, seed) for i, row in zip(question.index.tolist(), question.rows, strict=True)
+        ]
+
+    def _context(self, i: int, row: dict[str, Any], question: Question, seed: int) -> str | None:
+        if self.siblings != "none":
+            scored = question.scored
+            others = ((scored.group == scored.group[i]) & ~torch.isnan(scored.reward)).nonzero().squeeze(1).tolist()
+            right = [j for j in others if scored.correct[j]]
+            found = [j for j in right if j != i]
+            if self.siblings == "any" and not right:
+                found = [j for j in others if j != i]
+            if found:
+                draw = random.Random(f"{seed}/{scored.step}/{i}")
+                j = found[0] if self.pick == "first" else draw.choice(found)
+                return str(scored.texts["completions"][j])
+        if self.column is None:
+            return None
+        if self.column not in row:
+            raise VariantError(
+                f"teacher privileged reads column {self.column!r}, and the data set has only {', '.join(sorted(row))}: "
+                "set its column, or siblings: right"
+            )
+        return None if row[self.column] in (None, "") else str(row[self.column])
+
+    def prompt(self, plain: Any, context: str) -> Any:
+        """The prompt with the context, as text or as the conversation it came as."""
+        if isinstance(plain, str):
+            return self.template.format(prompt=plain, context=context)
+        last = max(i for i, message in enumerate(plain) if message["role"] == "user")
+        shown = self.template.format(prompt=plain[last]["content"], context=context)
+        return [{**m, "content": shown} if i == last else m for i, m in enumerate(plain)]
+
+
+class Privileged:
+    """The runtime of `PrivilegedTeacher`: other prompts for the inner teacher."""
+
+    def __init__(self, trainer: VariantGRPOTrainer, spec: PrivilegedTeacher):
+        self.trainer, self.spec, self.inner = trainer, spec, spec.of.build(trainer)
+
+    @property
+    def head(self) -> Any:
+        return self.inner.head
+
+    def answer(self, question: Question) -> Answer:
+        contexts = self.spec.contexts(question, self.trainer.args.seed)
+        told = [c is not None for c in contexts]
+        prompts = [
+            self.spec.prompt(row["prompt"], context) if context is not None else row["prompt"]
+            for row, context in zip(question.rows, contexts, strict=True)
+        ]
+        ids, mask = self.trainer.tokenized(prompts)
+        batch = {**question.batch, "prompt_ids": ids, "prompt_mask": mask, "ref_per_token_logps": None}
+        inner = self.inner.answer(replace(question, batch=batch))
+        seen = torch.tensor(told, device=inner.logps.device).unsqueeze(1).expand_as(inner.logps).to(inner.logps)
+        return replace(inner, mask=seen if inner.mask is None else inner.mask * seen)
+
+    def after_step(self) -> None:
+        self.inner.after_step()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, tensors: Any) -> None:
+        self.inner.load_state_dict(tensors)

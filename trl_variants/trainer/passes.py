@@ -1,0 +1,109 @@
+"""Forward passes beside the loss: frozen models, the reference, hidden states. What a teacher needs of a trainer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from torch import Tensor, nn
+from transformers import BitsAndBytesConfig
+from trl.trainer.utils import add_fused_lm_head, create_model_from_path
+
+from ..teachers.weights import adapter
+from .head import Head
+from .missing import missing_model
+from .statistics import hidden_states
+
+
+class ModelPasses:
+    """A part of the trainer; what it uses of transformers and TRL is public."""
+
+    given_teacher: nn.Module | None = None  # an instance the trainer was given
+    model: Any
+    ref_model: Any
+    args: Any
+    accelerator: Any
+    temperature: float
+    is_fsdp_enabled: bool
+    is_deepspeed_enabled: bool
+    scoring: Callable
+    logps_and_entropy: Callable
+
+    @property
+    def unwrapped(self) -> Any:
+        """The policy without DDP's wrapper, still with PEFT's."""
+        return self.accelerator.unwrap_model(self.model)
+
+    def causal_lm(self, model: nn.Module) -> Any:
+        """The transformers model inside whatever wraps it."""
+        model = self.accelerator.unwrap_model(model)
+        return model.get_base_model() if is_peft_model(model) else model
+
+    def head_of(self, model: nn.Module) -> Head:
+        return Head.of(self.causal_lm(model), self.temperature, self.args.cast_lm_head_to_fp32)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a forward is collective even without gradient."""
+        return self.is_fsdp_enabled or self.is_deepspeed_enabled
+
+    def load_frozen(self, path: str, dtype: str = "auto", load_in_4bit: bool = False) -> nn.Module:
+        """Another causal LM that answers at the run's temperature, in evaluation mode and without gradient."""
+        if self.given_teacher is not None:
+            return self.prepare_frozen(self.given_teacher)
+        quantized: dict[str, Any] = {}
+        if load_in_4bit:
+            quantized["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=self._compute_dtype
+            )
+        try:
+            model = create_model_from_path(path, dtype=dtype, device_map=None, **quantized)
+        except OSError as error:
+            raise missing_model({"model": path}, "the teacher") or error from error
+        return self.prepare_frozen(model)
+
+    def prepare_frozen(self, model: nn.Module) -> nn.Module:
+        model.requires_grad_(False)
+        keep_4bit_trainable_on_cpu(model)
+        if not is_peft_model(model):
+            fp32 = self.args.cast_lm_head_to_fp32
+            add_fused_lm_head(model, self.temperature, fp32, outputs=("log_probs", "entropy"))
+        return self.accelerator.prepare_model(model, evaluation_mode=True).eval()
+
+    @property
+    def _compute_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[nn.Module]:
+        """The reference policy: its own model, or the policy with the adapter that stands for it."""
+        if self.ref_model is not None:
+            yield self.ref_model
+            return
+        model = self.unwrapped
+        with adapter(model, "ref" if "ref" in model.peft_config else None):
+            yield self.model
+
+    @torch.no_grad()
+    def frozen_pass(self, model: nn.Module, batch: dict, hidden: bool) -> tuple[Tensor, Tensor | None]:
+        """(b, T) log-probs of the completions under `model` and, where asked for, its last hidden states (b, T, H)."""
+        with self.scoring(), hidden_states(self, model) if hidden else contextlib.nullcontext([]) as seen:
+            logps, _, _ = self.logps_and_entropy(model, batch, batch_size=self.args.per_device_train_batch_size)
+        width = batch["completion_ids"].size(1)
+        return logps, torch.cat(seen)[:, -width - 1 : -1] if hidden else None
+
+
+def keep_4bit_trainable_on_cpu(model: nn.Module) -> int:
+    """Stops bitsandbytes from repacking NF4 weights in evaluation on a CPU, after which they have no gradient.
+
+    Returns the number of layers it changed.
+    """
+    changed = 0
+    for module in model.modules():
+        if getattr(module, "support_avx512bf16_for_cpu", False):
+            setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010
+            changed += 1
+    return changed
