@@ -1,6 +1,7 @@
 """Divergences between the policy's next-token distribution and another model's, per token.
 
-    RKL = KL(pi || pi_T)     FKL = KL(pi_T || pi)     JSD_b = b KL(pi_T || M) + (1 - b) KL(pi || M),  M = b pi_T + (1 - b) pi
+    RKL = KL(pi || pi_T)     FKL = KL(pi_T || pi)
+    JSD_b = b KL(pi_T || M) + (1 - b) KL(pi || M),   M = b pi_T + (1 - b) pi
 
 Nothing here holds a (rows, tokens, vocabulary) tensor: `divergence` works on the n positions it is given, and
 `in_chunks` walks over hidden states in slices whose logits are computed, used and, in the backward, computed again.
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from .errors import VariantError
 
 CHUNK = 256  # positions whose logits exist at once
+NOTHING = -1e4  # the log-prob of an entry that is not there: exp gives 0 and differences stay finite
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,11 @@ def divergence(student: Tensor, other: Tensor, spec: Divergence) -> Tensor:
     """(n,) divergence at each position, with gradient through `student` alone.
 
     Args:
-        student, other: (n, V) logits or log-probs; both are normalised here. `other` is detached.
+        student, other: (n, V) logits or log-probs; both are normalised here. `other` is detached. Where one has more
+            entries (embeddings padded to another size), the common ones are compared.
     """
+    common = min(student.shape[-1], other.shape[-1])
+    student, other = student[..., :common], other[..., :common]
     p, q = student.log_softmax(-1), other.detach().log_softmax(-1)
     if spec.top_k is None or spec.top_k >= p.shape[-1]:
         return _over_entries(p, q, spec)
@@ -85,6 +90,8 @@ def divergence(student: Tensor, other: Tensor, spec: Divergence) -> Tensor:
 
 def divergence_topk(student: Tensor, ids: Tensor, other: Tensor, spec: Divergence) -> Tensor:
     """As `divergence`, where only the other model's log-probs (n, K) of the entries `ids` (n, K) are known.
+
+    An id below 0 stands for no entry, one of K that is not there.
 
     Raises:
         VariantError: the divergence needs more of the distribution than that.
@@ -97,7 +104,8 @@ def divergence_topk(student: Tensor, ids: Tensor, other: Tensor, spec: Divergenc
             f"set top_k at most {known} with support 'teacher'"
         )
     ids, other = ids[:, : spec.top_k], other[:, : spec.top_k].detach()
-    return _restricted(student.log_softmax(-1).gather(-1, ids), other, spec)
+    p = student.log_softmax(-1).gather(-1, ids.clamp(min=0))
+    return _restricted(p.masked_fill(ids < 0, NOTHING), other.masked_fill(ids < 0, NOTHING), spec)
 
 
 def _restricted(p: Tensor, q: Tensor, spec: Divergence) -> Tensor:

@@ -133,8 +133,7 @@ def registered():
     ("need", "words"),
     [
         ("values", "dapo needs a critic, which this trainer does not give yet"),
-        ("teacher_logps", "dapo needs a teacher, which this trainer does not give yet"),
-        ("distribution", "dapo needs full distributions, which this trainer does not give yet"),
+        ("teacher_logps", "dapo needs a teacher (wants_teacher_logps reads its log-probs) and none is named"),
         (
             "rollout_logps",
             "dapo needs the sampler's own log-probs, which only vLLM or a rollout_func reports",

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from ..errors import VariantError
 from ..hooks.base import hook, instantiate, param
-from .base import Answer, Question
+from .base import Answer, Around, Question, silence
 
 if TYPE_CHECKING:
     from ..trainer.grpo import VariantGRPOTrainer
@@ -25,13 +24,15 @@ TEMPLATE = (
 @hook("teacher", "privileged")
 @dataclass(frozen=True)
 class PrivilegedTeacher:
-    """`of` with a context the policy does not see, scoring the policy's own completions (OPSD 2601.18734, SDPO 2601.20802).
+    """`of` with a context the policy does not see, scoring the policy's own completions.
 
-    Completions are aligned by their last T positions. A row without a context has no teacher there.
+    OPSD (2601.18734) shows it the solution, SDPO (2601.20802) a sibling's success or feedback. Completions are aligned
+    by their last T positions. A row without a context has no teacher there.
 
     Args:
         of: the teacher that reads it: "live", "base", "ema", {"adapter": ...}, {"model": ...}.
-        column: data set column with the context, such as a solution or an environment's feedback; used where no sibling is.
+        column: data set column with the context, such as a solution or an environment's feedback; read where there is
+            no sibling.
         siblings: "right": a correct completion of the same group, never the row itself; "any": a random other one where
             no completion of the group is correct; "none".
         pick: which of several: the "first" of the group or a "random" one.
@@ -101,34 +102,32 @@ class PrivilegedTeacher:
         return [{**m, "content": shown} if i == last else m for i, m in enumerate(plain)]
 
 
-class Privileged:
-    """The runtime of `PrivilegedTeacher`: other prompts for the inner teacher."""
+class Privileged(Around):
+    """The runtime of `PrivilegedTeacher`: other prompts for the inner teacher, and only rows that have a context."""
 
     def __init__(self, trainer: VariantGRPOTrainer, spec: PrivilegedTeacher):
-        self.trainer, self.spec, self.inner = trainer, spec, spec.of.build(trainer)
-
-    @property
-    def head(self) -> Any:
-        return self.inner.head
+        super().__init__(spec.of.build(trainer))
+        self.trainer, self.spec = trainer, spec
 
     def answer(self, question: Question) -> Answer:
         contexts = self.spec.contexts(question, self.trainer.args.seed)
-        told = [c is not None for c in contexts]
+        told = torch.tensor([c is not None for c in contexts], device=question.index.device)
+        # a sharded model is asked on every process, and image tensors do not divide by row
+        every = self.trainer.sharded or self.trainer.has_images(question.batch)
+        asked = (told | every).nonzero().squeeze(1)
+        if not len(asked):
+            return silence(question)
+        part = question.only(asked)
         prompts = [
-            self.spec.prompt(row["prompt"], context) if context is not None else row["prompt"]
-            for row, context in zip(question.rows, contexts, strict=True)
+            row["prompt"] if contexts[i] is None else self.spec.prompt(row["prompt"], contexts[i])
+            for i, row in zip(asked.tolist(), part.rows, strict=True)
         ]
         ids, mask = self.trainer.tokenized(prompts)
-        batch = {**question.batch, "prompt_ids": ids, "prompt_mask": mask, "ref_per_token_logps": None}
-        inner = self.inner.answer(replace(question, batch=batch))
-        seen = torch.tensor(told, device=inner.logps.device).unsqueeze(1).expand_as(inner.logps).to(inner.logps)
-        return replace(inner, mask=seen if inner.mask is None else inner.mask * seen)
-
-    def after_step(self) -> None:
-        self.inner.after_step()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, tensors: Any) -> None:
-        self.inner.load_state_dict(tensors)
+        batch = {
+            **{name: value for name, value in part.batch.items() if not name.startswith("ref_")},  # another prompt's
+            "prompt_ids": ids,
+            "prompt_mask": mask,
+        }
+        shown = [{**row, "prompt": prompt} for row, prompt in zip(part.rows, prompts, strict=True)]
+        answer = self.inner.answer(replace(part, batch=batch, rows=shown)).spread(asked, len(contexts))
+        return replace(answer, mask=answer.said * told.to(answer.logps).unsqueeze(1))

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 @contextlib.contextmanager
 def swapped(model: nn.Module, shadow: Mapping[str, Tensor]) -> Iterator[None]:
-    """The model with these parameters instead of its own; storage is exchanged, nothing is copied."""
+    """The model with these parameters instead of its own; storage is exchanged, nothing of one precision is copied."""
     parameters = dict(model.named_parameters())
     own = {name: parameters[name].data for name in shadow}
     try:
         for name, value in shadow.items():
-            parameters[name].data = value
+            parameters[name].data = value.to(own[name].dtype)
         yield
     finally:
         for name, value in own.items():
@@ -50,6 +50,24 @@ def adapter(model: Any, name: str | None) -> Iterator[None]:
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     """The parameters the optimizer moves, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+@torch.no_grad()
+def same_weights(a: nn.Module, b: nn.Module) -> bool:
+    """Whether two models have the same parameters, to the bit."""
+    mine, theirs = dict(a.named_parameters()), dict(b.named_parameters())
+    return mine.keys() == theirs.keys() and all(
+        p.dtype == theirs[name].dtype and torch.equal(p.to(theirs[name].device), theirs[name])
+        for name, p in mine.items()
+    )
+
+
+def beginning(model: nn.Module, rate: Any) -> dict[str, Tensor]:
+    """A shadow of the trainable parameters; in fp32 at least where it is an average, whose steps bf16 rounds away."""
+    copies = {name: p.detach().clone() for name, p in trainable(model).items()}
+    if rate in (0.0, 1.0):
+        return copies
+    return {name: p.to(torch.promote_types(p.dtype, torch.float32)) for name, p in copies.items()}
 
 
 @torch.no_grad()

@@ -35,8 +35,8 @@ class VariantGRPOConfig(GRPOConfig):
     teacher: dict | str | None = field(
         default=None,
         metadata={
-            "help": "Where teacher log-probs come from: a model's name or folder, a teacher's name (base, live, ema, ...) "
-            "or a mapping teacher -> parameters. Replaces the variant's own."
+            "help": "Where teacher log-probs come from: a model's name or folder, a teacher's name (base, live, ema, "
+            "...) or a mapping teacher -> parameters. Replaces the variant's own."
         },
     )
     self_test: bool = field(

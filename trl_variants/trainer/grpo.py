@@ -168,6 +168,7 @@ class VariantGRPOTrainer(SeamTrainer):
         self._log_generation(scored)
         if training and self._rollout_flags is not None:
             scored = scored.with_(**{k: self.gather_rows(v, 0) for k, v in self._rollout_flags.items()})
+        output["solved"] = scored.solved[mine]
         states, rngs = self.memory.states, self.memory.generators(training)
         scored = self.teaching.teach(rows, output, scored)
         scored = score(self.variant, scored, states, rngs, selecting=training or not self.named)
@@ -451,15 +452,18 @@ def _with_teacher(args: Any, teacher: Any) -> tuple[Any, nn.Module | None]:
     """The arguments naming the teacher, and the model itself where that was given."""
     given = teacher if isinstance(teacher, nn.Module) else None
     if given is not None:
-        teacher = {"model": {"path": given.config._name_or_path or "given"}}
+        teacher = {"model": {"path": _path_of(given) or "given"}}
     args = copy.copy(args)
     args.teacher = to_spec(teacher) if hasattr(teacher, "hook_name") else teacher
     return args, given
 
 
+def _path_of(model: Any) -> str:
+    return model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
+
+
 def _model_name(model: Any) -> str:
-    path = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
-    return path.rstrip("/").split("/")[-1] or "model"
+    return _path_of(model).rstrip("/").split("/")[-1] or "model"
 
 
 def _require_prompt(dataset: Any, environment: Any) -> None:

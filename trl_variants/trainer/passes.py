@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -39,8 +39,8 @@ class ModelPasses:
 
     def causal_lm(self, model: nn.Module) -> Any:
         """The transformers model inside whatever wraps it."""
-        model = self.accelerator.unwrap_model(model)
-        return model.get_base_model() if is_peft_model(model) else model
+        bare: Any = self.accelerator.unwrap_model(model)
+        return bare.get_base_model() if is_peft_model(bare) else bare
 
     def head_of(self, model: nn.Module) -> Head:
         return Head.of(self.causal_lm(model), self.temperature, self.args.cast_lm_head_to_fp32)
@@ -88,9 +88,9 @@ class ModelPasses:
             yield self.model
 
     @torch.no_grad()
-    def frozen_pass(self, model: nn.Module, batch: dict, hidden: bool) -> tuple[Tensor, Tensor | None]:
+    def frozen_pass(self, model: nn.Module, batch: Mapping, hidden: bool) -> tuple[Tensor, Tensor | None]:
         """(b, T) log-probs of the completions under `model` and, where asked for, its last hidden states (b, T, H)."""
-        with self.scoring(), hidden_states(self, model) if hidden else contextlib.nullcontext([]) as seen:
+        with self.scoring(), hidden_states(self, model, hidden) as seen:
             logps, _, _ = self.logps_and_entropy(model, batch, batch_size=self.args.per_device_train_batch_size)
         width = batch["completion_ids"].size(1)
         return logps, torch.cat(seen)[:, -width - 1 : -1] if hidden else None

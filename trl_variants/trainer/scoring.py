@@ -66,7 +66,7 @@ def build_scored(
                 )
             tokens.setdefault("old_logps", gather(logps, 0))
             tokens["entropy"] = gather(entropy, 0)
-    every = lambda values: [v for part in _objects(trainer, values) for v in part]  # noqa: E731
+    every = trainer.gather_objects
     keys = {
         name: column_numbers(every(_column(rows, name))).to(device) for name in sorted(wanted_keys(trainer.variant))
     }
@@ -158,11 +158,3 @@ def _column(rows: list[dict], name: str) -> list[Any]:
     if any(name not in row for row in rows):
         raise VariantError(f"a hook reads column {name!r}, and the data set has only {sorted(rows[0])}")
     return [row[name] for row in rows]
-
-
-def _objects(trainer: VariantGRPOTrainer, values: list) -> list[list]:
-    if trainer.world == 1:
-        return [values]
-    parts: list[Any] = [None] * trainer.world
-    torch.distributed.all_gather_object(parts, values)
-    return parts

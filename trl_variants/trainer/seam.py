@@ -18,7 +18,8 @@ import contextlib
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -175,8 +176,17 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
     def policy_moved(self) -> None:
         """After each optimizer step, before anything is saved or evaluated."""
 
-    def edit_rollouts(self, generated: tuple) -> tuple:
-        return generated
+    def sampled(self, prompts: list, generate: Callable[[list], tuple]) -> tuple:
+        """TRL's tuple of trajectories for this process's prompts, from `generate` or from elsewhere."""
+        return generate(prompts)
+
+    def first_turn(self, generate: Callable, prompt_ids: list, images: Any, fields: dict, group_size: int) -> tuple:
+        """(completion ids, the engine's log-probs or None) of the first turn of this process's rows."""
+        return generate(prompt_ids, images, fields, group_size)
+
+    def replaced(self, output: dict) -> dict:
+        """What a rollout function returned, with the rows that come from elsewhere."""
+        return output
 
     # --- processes ----------------------------------------------------------------------------------------------
 
@@ -199,6 +209,14 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         for rank, message in enumerate(errors):
             if message is not None:
                 raise kind(message if self.world == 1 else f"process {rank}: {message}") from cause
+
+    def gather_objects(self, values: list) -> list:
+        """The lists of all processes, joined in the order of their ranks."""
+        if self.world == 1:
+            return values
+        parts: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(parts, values)
+        return [value for part in parts for value in part]
 
     def gather_rows(self, x: Tensor, fill: float) -> Tensor:
         """Concatenates (rows, ...) tensors of all processes, whose row counts and widths may differ.
@@ -281,34 +299,37 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
 
     def _tokenize_prompts(self, prompts: list) -> Any:
         tokenized = super()._tokenize_prompts(prompts)
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        longest = max((len(ids) for ids in tokenized[0]), default=0)
-        room = longest + (self.max_completion_length or 0)
-        self.fail_together(
-            f"a prompt of {longest} tokens plus max_completion_length={self.max_completion_length} exceeds the model's "
-            f"{limit} "
-            "positions: shorten or filter the prompts, or lower max_completion_length"
-            if limit and room > limit
-            else None
-        )
+        self.fail_together(self._too_long(tokenized[0], "a prompt"))
         return tokenized
 
+    def _too_long(self, prompt_ids: list, what: str) -> str | None:
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        longest = max((len(ids) for ids in prompt_ids), default=0)
+        if not limit or longest + (self.max_completion_length or 0) <= limit:
+            return None
+        return (
+            f"{what} of {longest} tokens plus max_completion_length={self.max_completion_length} exceeds the model's "
+            f"{limit} positions: shorten or filter the prompts, or lower max_completion_length"
+        )
+
     def _generate(self, prompts: list) -> tuple:
+        return self.sampled(prompts, self._generate_all)
+
+    def _generate_all(self, prompts: list) -> tuple:
         self._empty_rows, self._first_turn = [], True
         rollout_func: Any = getattr(self, "rollout_func")  # noqa: B009
         if rollout_func is not None:
             self.rollout_func = self._without_empty_completions(rollout_func)
         try:
-            return self.edit_rollouts(super()._generate(prompts))
+            return super()._generate(prompts)
         finally:
             self.rollout_func = rollout_func
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
-        if self._first_turn:
-            self._first_turn = False
-            completion_ids, logprobs = self._fill_empty(completion_ids, logprobs)
-        return completion_ids, logprobs
+        if not self._first_turn:
+            return super()._generate_single_turn(*args, **kwargs)
+        self._first_turn = False
+        return self._fill_empty(*self.first_turn(super()._generate_single_turn, *args, **kwargs))
 
     def _without_empty_completions(self, rollout_func: Callable) -> Callable:
         def rollout(prompts: list, trainer: Any) -> dict:
@@ -320,6 +341,7 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
                 error, cause = f"rollout_func failed: {raised!r}", raised
             self.fail_together(error, RuntimeError, cause)
             if {"completion_ids", "logprobs"} <= output.keys():
+                output = self.replaced(output)
                 ids, logprobs = self._fill_empty(output["completion_ids"], output["logprobs"])
                 output = {**output, "completion_ids": ids, "logprobs": logprobs}
                 if "env_mask" in output:
@@ -397,6 +419,20 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
 
         return run
 
+    @contextlib.contextmanager
+    def logged_columns(self) -> Iterator[dict[str, list]]:
+        """Keeps what reward functions log per completion away from the completions table."""
+        before, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
+        try:
+            yield self._pending_extra_logs
+        finally:
+            self._pending_extra_logs = before
+
+    def log_columns(self, columns: Mapping[str, list]) -> None:
+        """Adds columns to the completions table, one value for each of this process's rows."""
+        for name, values in columns.items():
+            self._pending_extra_logs[name].extend(values)
+
     # --- model passes -------------------------------------------------------------------------------------------
 
     def logps_and_entropy(
@@ -440,12 +476,23 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         return logps, torch.cat(seen).exp()
 
     @staticmethod
-    def has_images(batch: dict) -> bool:
+    def has_images(batch: Mapping) -> bool:
         return any(batch.get(name) is not None for name in _MULTIMODAL)
 
     def tokenized(self, prompts: list) -> tuple[Tensor, Tensor]:
-        """(ids, mask) of prompts as generation would see them, padded on the left."""
-        rows = [torch.as_tensor(ids, device=self.accelerator.device) for ids in self._tokenize_prompts(prompts)[0]]
+        """(ids, mask) of prompts as generation would see them, padded on the left.
+
+        Raises:
+            VariantError: one is too long. On this process alone: the others may not be asking.
+        """
+        rows = super()._tokenize_prompts(prompts)[0]
+        if (why := self._too_long(rows, "the teacher's prompt")) is not None:
+            raise VariantError(why)
+        return self.left_padded(rows)
+
+    def left_padded(self, prompt_ids: list) -> tuple[Tensor, Tensor]:
+        """(ids, mask) of prompts of any length."""
+        rows = [torch.as_tensor(ids, device=self.accelerator.device) for ids in prompt_ids]
         ids = pad(rows, padding_value=self._tokenizer.pad_token_id, padding_side="left")
         return ids, pad([torch.ones_like(r) for r in rows], padding_value=0, padding_side="left")
 

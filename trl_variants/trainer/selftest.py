@@ -106,6 +106,7 @@ def _record(trainer: VariantGRPOTrainer, pair: dict, seen: Statistics) -> TokenB
         entropy=seen.entropy,
         reward=pair["reward"],
         correct=pair["correct"],
+        solved=pair["solved"],
         group=pair["group"],
         truncated=pair["truncated"],
         origin=pair.get("origin"),

@@ -15,6 +15,7 @@ from .head import Head
 
 if TYPE_CHECKING:
     from .grpo import VariantGRPOTrainer
+    from .passes import ModelPasses
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Statistics:
 def statistics(trainer: VariantGRPOTrainer, model: nn.Module, batch: dict, aux: bool = False) -> Statistics:
     """One forward of a micro-batch: log-probs, entropy and the divergences the variant's loss reads."""
     wanted = loss_divergences(trainer.variant)
-    with hidden_states(trainer, model) if wanted else contextlib.nullcontext([]) as seen:
+    with hidden_states(trainer, model, bool(wanted)) as seen:
         logps, entropy, aux_loss = trainer.logps_and_entropy(model, batch, aux=aux)
     compared = {}
     if wanted:
@@ -66,9 +67,12 @@ def scoring_divergences(variant: Any) -> tuple[Divergence, ...]:
 
 
 @contextlib.contextmanager
-def hidden_states(trainer: VariantGRPOTrainer, model: nn.Module) -> Iterator[list[Tensor]]:
+def hidden_states(trainer: ModelPasses, model: nn.Module, wanted: bool = True) -> Iterator[list[Tensor]]:
     """Collects the backbone's last hidden states of every forward inside, (b, P + T, H) each, with their graph."""
     seen: list[Tensor] = []
+    if not wanted:
+        yield seen
+        return
     backbone = trainer.causal_lm(model).base_model
     handle = backbone.register_forward_hook(lambda _module, _inputs, output: seen.append(output.last_hidden_state))
     try:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..errors import VariantError
 from ..records import Scored
-from ..teachers import Question, Teacher
+from ..teachers import Answer, Question, Teacher
+from ..teachers.base import silence
 from .head import Head
 from .scoring import scoring_needs
 from .statistics import compare, hidden_states, loss_divergences, scoring_divergences
 
 if TYPE_CHECKING:
     from .grpo import VariantGRPOTrainer
+
+Result = TypeVar("Result")
 
 
 class Teaching:
@@ -29,14 +33,20 @@ class Teaching:
     def __init__(self, trainer: VariantGRPOTrainer):
         self.trainer = trainer
         spec = trainer.variant.teacher
-        self.teacher: Teacher | None = None if spec is None else spec.build(trainer)
         specs = (*loss_divergences(trainer.variant), *scoring_divergences(trainer.variant))
         self.distributions = {s.anchor for s in specs}
+        self.teacher: Teacher | None = self._together(lambda: None if spec is None else spec.build(trainer))
+        if self.teacher is not None:
+            self.teacher.require(tuple(s for s in specs if s.anchor == "teacher"))
         self.heads: dict[str, Head] = {}
 
     def wanted_rows(self, scored: Scored) -> Tensor:
-        """(N,) bool, rows whose teacher log-probs some hook reads; all of them where none says, so that its KL is logged."""
-        readers = [h for _, h in self.trainer.variant.hooks() if h.needs & {"teacher_logps", "distribution"}]
+        """(N,) bool, rows whose teacher log-probs some hook reads; every row where none does, for the logged KL."""
+        readers = [
+            h
+            for _, h in self.trainer.variant.hooks()
+            if "teacher_logps" in h.needs or any(d.anchor == "teacher" for d in h.divergences)
+        ]
         some = torch.zeros_like(scored.keep)
         for h in readers:
             if h.teacher_rows is None:
@@ -63,33 +73,43 @@ class Teaching:
         trainer._metrics["train" if trainer.training else "eval"]["teacher/rows"].append(
             float(trainer.accelerator.reduce(wanted.sum().float(), reduction="sum")) / len(scored.group)
         )
-        like = output["completion_mask"].float()
-        output["teacher_logps"], output["teacher_mask"] = torch.zeros_like(like), torch.zeros_like(like)
-        distribution = "teacher" in self.distributions
-        if not len(chosen) and not (distribution or trainer.sharded):
+        # a forward of a sharded model is collective, so a process without rows asks about one and forgets the answer
+        asked = chosen if len(chosen) or not trainer.sharded else index[:1] - first
+        question = Question(output, rows, index, scored, "teacher" in self.distributions).only(asked)
+        answer = self._together(lambda: self.teacher.answer(question) if len(asked) else silence(question))  # type: ignore[union-attr]
+        said = answer.said * question.batch["completion_mask"] * wanted[asked].unsqueeze(1)
+        output["teacher_mask"] = _put(output, asked, said)
+        logps = answer.logps.to(torch.promote_types(answer.logps.dtype, torch.float32))
+        output["teacher_logps"] = _put(output, asked, logps.masked_fill(said == 0, 0.0))
+        if question.distribution:
+            self._keep_distribution(output, asked, answer)
+
+    def _keep_distribution(self, output: dict, asked: Tensor, answer: Answer) -> None:
+        """Writes what the divergences are computed from; zeros where nothing was asked."""
+        teacher: Any = self.teacher
+        if (head := teacher.head) is not None:
+            self.heads["teacher"] = head
+            width = (len(asked), answer.logps.shape[1], head.weight.shape[1])
+            hidden = head.weight.new_zeros(width) if answer.hidden is None else answer.hidden
+            output["teacher_hidden"] = _put(output, asked, hidden)
             return
-        asked = chosen if len(chosen) else index[:1] - first  # a sharded model, and the width of what it answers
-        question = Question(
-            batch=_rows_of(output, asked),
-            rows=[rows[i] for i in asked.tolist()],
-            index=index[asked],
-            scored=scored,
-            distribution=distribution,
-        )
-        answer = self.teacher.answer(question)  # type: ignore[union-attr]
-        said = torch.ones_like(answer.logps) if answer.mask is None else answer.mask
-        said = said.to(like) * question.batch["completion_mask"]
-        said = said if len(chosen) else torch.zeros_like(said)
-        output["teacher_mask"][asked] = said
-        output["teacher_logps"][asked] = torch.where(said > 0, answer.logps.float(), 0.0)
-        if not distribution:
-            return
-        if answer.hidden is not None:
-            self.heads["teacher"] = self.teacher.head  # type: ignore[union-attr,assignment]
-            _put(output, "teacher_hidden", asked, answer.hidden)
-        elif answer.topk is not None:
-            _put(output, "teacher_topk_ids", asked, answer.topk[0])
-            _put(output, "teacher_topk_logps", asked, answer.topk[1])
+        blank = answer.logps.new_zeros(*answer.logps.shape, teacher.entries)
+        ids, logps = (blank.long(), blank) if answer.topk is None else answer.topk
+        output["teacher_topk_ids"], output["teacher_topk_logps"] = _put(output, asked, ids), _put(output, asked, logps)
+
+    def _together(self, function: Callable[[], Result]) -> Result:
+        """Its result; what it raises on one process is raised on all of them, which would wait for ever otherwise."""
+        result, raised = None, None
+        try:
+            result = function()
+        except Exception as error:
+            raised = error
+            if self.trainer.world == 1:
+                raise
+        kind = VariantError if isinstance(raised, VariantError) else RuntimeError
+        text = str(raised) if kind is VariantError else f"the teacher failed: {raised!r}"
+        self.trainer.fail_together(None if raised is None else text, kind, raised)
+        return result  # type: ignore[return-value]
 
     def _hidden_of_reference(self, output: dict) -> None:
         with self.trainer.reference() as model:
@@ -139,13 +159,5 @@ class Teaching:
                 )
 
 
-def _rows_of(output: dict, chosen: Tensor) -> dict[str, Any]:
-    rows = len(output["completion_mask"])
-    pick = lambda v: v[chosen] if isinstance(v, Tensor) and v.dim() and len(v) == rows else v  # noqa: E731
-    return {name: pick(value) for name, value in output.items()}
-
-
-def _put(output: dict, name: str, chosen: Tensor, value: Tensor) -> None:
-    whole = value.new_zeros(len(output["completion_mask"]), *value.shape[1:])
-    whole[chosen] = value
-    output[name] = whole
+def _put(output: dict, chosen: Tensor, value: Tensor) -> Tensor:
+    return value.new_zeros(len(output["completion_mask"]), *value.shape[1:]).index_copy(0, chosen, value)

@@ -29,7 +29,7 @@ _PER_TOKEN = (
     "segment",
     "origin",
 )
-_PER_ROW = ("reward", "correct", "group", "truncated", "prompt_tokens", "generation_tokens", "micro_tokens")
+_PER_ROW = ("reward", "correct", "solved", "group", "truncated", "prompt_tokens", "generation_tokens", "micro_tokens")
 
 
 def loss_mask(batch: dict) -> Tensor:
@@ -100,6 +100,7 @@ def token_batch(
         origin=batch.get("origin"),
         reward=batch["reward"],
         correct=batch["correct"],
+        solved=batch["solved"],
         group=batch["group"],
         truncated=batch["truncated"],
         prompt_tokens=batch["prompt_tokens"],
