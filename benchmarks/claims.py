@@ -26,6 +26,9 @@ MEASURES: dict[str, tuple[str, str]] = {
     "drift": ("end", "drift"),
     "clipped": ("run", "clipped"),
     "no_right_signal": ("run", "no_right_signal"),
+    # of teachers.py
+    "steps_to": ("run", "steps_to"),
+    "drop": ("run", "drop"),
 }
 
 

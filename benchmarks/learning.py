@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from trl_variants.tasks import Task
 
 
+# logged by runs with a teacher or with traces: kept where they are there
+ALSO = ("teacher/kl", "teacher/rows", "traces/wrong", "reward/policy")
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """The budget of every run; the same for all methods."""
@@ -49,6 +53,9 @@ class Settings:
     sampled_problems: int = 64
     cost_pairs: int = 12
 
+    def task(self) -> Task:
+        return scratchpad(train_size=2000)
+
     def key(self, variant: Variant, seed: int | str) -> str:
         """Names a result: another budget, composition or seed is another result."""
         facts = [dataclasses.asdict(self), variant.to_mapping(), seed]
@@ -56,16 +63,17 @@ class Settings:
 
 
 @functools.cache
-def task() -> Task:
+def scratchpad(**options: Any) -> Task:
     from trl_variants.tasks import load_task
 
-    return load_task("scratchpad", train_size=2000)
+    return load_task("scratchpad", **options)
 
 
 @functools.cache
 def _loaded() -> tuple[Any, Any]:
-    model, tokenizer = task().load_model()
-    model.config.name_or_path = task().model_path()  # the reference model is loaded from there
+    task = scratchpad(train_size=1)
+    model, tokenizer = task.load_model()
+    model.config.name_or_path = task.model_path()  # the reference model is loaded from there
     return model, tokenizer
 
 
@@ -85,8 +93,8 @@ def measure(model: Any, settings: Settings) -> dict[str, float]:
         token), length and wrong_length (tokens), truncated (share), drift (nats a token from the shipped model).
     """
     start, tokenizer = _loaded()
-    rows = task().eval_dataset
-    accuracy = task().evaluate(model, tokenizer, batch_size=settings.greedy_problems, limit=settings.greedy_problems)
+    rows = settings.task().eval_dataset
+    accuracy = greedy(model, settings)
     prompts, answers = (list(rows[c][: settings.sampled_problems]) for c in ("prompt", "answer"))
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
     width = batch["input_ids"].shape[1]
@@ -105,7 +113,7 @@ def measure(model: Any, settings: Settings) -> dict[str, float]:
     chosen = [lp.gather(-1, new.unsqueeze(-1)).squeeze(-1) for lp in logps]
     texts = tokenizer.batch_decode(new, skip_special_tokens=True)
     wanted = [a for a in answers for _ in range(settings.group)]
-    right = torch.tensor(task().reward_funcs[0](prompts=None, completions=texts, answer=wanted))
+    right = torch.tensor(settings.task().reward_funcs[0](prompts=None, completions=texts, answer=wanted))
     length = mask.sum(1)
     mean = lambda x: float((x * mask).sum() / mask.sum())  # noqa: E731
     return {
@@ -118,6 +126,12 @@ def measure(model: Any, settings: Settings) -> dict[str, float]:
         "truncated": float((ended[:, -1] == 0).float().mean()),
         "drift": mean(chosen[0] - chosen[1]),
     }
+
+
+def greedy(model: Any, settings: Settings) -> float:
+    """Greedy accuracy on the first held-out problems."""
+    problems = settings.greedy_problems
+    return settings.task().evaluate(model, _loaded()[1], batch_size=problems, limit=problems)
 
 
 @functools.cache
@@ -166,8 +180,16 @@ def _classes() -> tuple[type, type]:
     return Watched, VariantGRPOConfig
 
 
-def trainer(variant: Variant, settings: Settings, seed: int, folder: str, **changes: Any) -> Any:
-    """The trainer of a run; `changes` are configuration settings."""
+def trainer(
+    variant: Variant,
+    settings: Settings,
+    seed: int,
+    folder: str,
+    model: Any = None,
+    callbacks: Any = None,
+    **changes: Any,
+) -> Any:
+    """The trainer of a run of `model` (the shipped one); `changes` are configuration settings."""
     from transformers import PrinterCallback
 
     watched, config = _classes()
@@ -193,24 +215,25 @@ def trainer(variant: Variant, settings: Settings, seed: int, folder: str, **chan
         max_steps=settings.steps,
     )
     made = watched(
-        model=fresh_model(),
-        reward_funcs=task().reward_funcs,
+        model=fresh_model() if model is None else model,
+        reward_funcs=settings.task().reward_funcs,
         args=config(**{**arguments, **changes}),
-        train_dataset=task().train_dataset,
+        train_dataset=settings.task().train_dataset,
         processing_class=_loaded()[1],
         variant=variant,
+        callbacks=callbacks,
     )
     made.remove_callback(PrinterCallback)
     return made
 
 
-def train(variant: Variant, seed: int, settings: Settings) -> dict[str, Any]:
+def train(variant: Variant, seed: int, settings: Settings, model: Any = None, callbacks: Any = None) -> dict[str, Any]:
     """One run. Returns {"start", "end"} as `measure` does, {"run"} (clipped, ess, no_right_signal, grad_norm) and
-    CPU seconds a step."""
+    CPU seconds a step, the callbacks' among them."""
     before = start(settings)
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory(prefix="methods-") as folder:
-        made = trainer(variant, settings, seed, folder)
+        made = trainer(variant, settings, seed, folder, model, callbacks)
         began = time.process_time()
         made.train()
         seconds = (time.process_time() - began) / settings.steps
@@ -229,6 +252,7 @@ def train(variant: Variant, seed: int, settings: Settings) -> dict[str, Any]:
             "ess": average("ratio/ess"),
             "grad_norm": average("grad_norm"),
             "no_right_signal": made.signal / made.rows if made.rows else None,
+            **{name: mean for name in ALSO if (mean := average(name)) is not None},
         },
         "seconds": seconds,
         "scope": made.variant.scope,
@@ -248,7 +272,8 @@ def plain(like: Variant, scope: str | None = None) -> Variant:
     def needing(cls: type, **attributes: Any) -> Any:
         return dataclasses.dataclass(frozen=True)(type(cls.__name__, (cls,), attributes))()
 
-    of_loss = frozenset().union(*(h.needs for _, h in like.hooks()))
+    # the sampler is the trainer's own model here, so there are no log-probs of an engine to ask for
+    of_loss = frozenset().union(*(h.needs for _, h in like.hooks())) - {"rollout_logps"}
     return Variant(
         name="plain",
         advantage=needing(Grouped, needs=scoring_needs(like)),
@@ -262,7 +287,7 @@ class _Stepper:
     """Runs a trainer's steps one at a time, without the optimizer, so that every method has the same rows."""
 
     def __init__(self, variant: Variant, settings: Settings, folder: str):
-        passes = -(-(settings.cost_pairs + 1) // settings.batches)
+        passes = 2 * -(-(settings.cost_pairs + 1) // (2 * settings.batches))  # even: lopti takes its passes in pairs
         self.trainer = trainer(variant, settings, 0, folder, num_iterations=passes, max_steps=1000)
         self.updates = settings.batches * settings.passes  # of a generation, in a run
         self.rows = next(iter(self.trainer.get_train_dataloader()))

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
@@ -68,39 +69,45 @@ def prepare() -> None:
     _classes()
 
 
-def _too_long(*_: Any) -> None:
-    raise TimeoutError(f"took more than {LONGEST_RUN} s")
-
-
 def work(job: Job, settings: Settings) -> dict[str, Any]:
     """One line of the results file; what a method raises is its result."""
     name, seed = job
     variant = arm(name)
-    line: dict[str, Any] = {"key": settings.key(variant, seed), "method": name, "seed": seed}
+    line = {"key": settings.key(variant, seed), "method": name, "seed": seed}
+    return attempt(line, lambda: train(variant, seed, settings) if isinstance(seed, int) else cost(variant, settings))
+
+
+def attempt(line: dict[str, Any], work: Callable[[], dict], longest: int = LONGEST_RUN) -> dict[str, Any]:
+    """`line` with what `work` returns as its result, or what it raises (after `longest` seconds too) as its error, and
+    the wall time."""
+
+    def _too_long(*_: Any) -> None:
+        raise TimeoutError(f"took more than {longest} s")
+
     before = signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(LONGEST_RUN)
+    signal.alarm(longest)
     began = time.time()
     try:
-        line["result"] = train(variant, seed, settings) if isinstance(seed, int) else cost(variant, settings)
+        line = {**line, "result": work()}
     except Exception as error:  # a method that fails must not end the benchmark
-        line["error"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        line = {**line, "error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     return {**line, "wall": round(time.time() - began, 1)}
 
 
-def run(todo: list[Job], settings: Settings, path: Path, minutes: float, processes: int) -> int:
-    """Does the jobs in order until the time is up, appending to `path`. Returns how many are left."""
+def run(todo: list[Any], work: Callable[[Any], dict], path: Path, minutes: float, processes: int) -> int:
+    """Does the jobs in order until the time is up, appending `work(job)` to `path`. Returns how many are left."""
     deadline = time.time() + 60 * minutes
     waiting = list(reversed(todo))
-    pending: dict[Future, Job] = {}
+    pending: dict[Future, Any] = {}
     done, slowest = 0, 0.0
     with ProcessPoolExecutor(processes, get_context("spawn"), prepare) as pool, path.open("a") as file:
         while pending or waiting:
             while waiting and len(pending) < processes and time.time() + slowest < deadline:
                 job = waiting.pop()
-                pending[pool.submit(work, job, settings)] = job
+                pending[pool.submit(work, job)] = job
             if not pending:
                 break
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
@@ -142,7 +149,8 @@ def main(arguments: list[str] | None = None) -> int:
     path = args.out / "results.jsonl"
     keys = {job: settings.key(arm(job[0]), job[1]) for job in jobs(names, args.seeds, not args.no_cost)}
     done = {line["key"] for line in read(path) if "result" in line}  # what failed is tried again
-    left = run([job for job, key in keys.items() if key not in done], settings, path, args.minutes, args.processes)
+    todo = [job for job, key in keys.items() if key not in done]
+    left = run(todo, functools.partial(work, settings=settings), path, args.minutes, args.processes)
     table = rows(names, keys, read(path))
     facts = dataclasses.asdict(settings)
     (args.out / "table.json").write_text(json.dumps({"settings": facts, "missing": left, "rows": table}, indent=1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -9,14 +11,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trl_variants import TokenBatch, Variant
+from trl_variants import TokenBatch, Variant, variants
 from trl_variants.objective import coefficients, evaluate, with_advantages
 
 NAN = float("nan")
 STATISTICS = ("logps", "entropy")
 # what from_tensors takes per token, and what it is padded with
-PER_TOKEN = ("logps", "old_logps", "ref_logps", "rollout_logps", "entropy", "sum_sq_probs", "mask")
+PER_TOKEN = (
+    "logps",
+    "old_logps",
+    "ref_logps",
+    "rollout_logps",
+    "teacher_logps",
+    "teacher_mask",
+    "entropy",
+    "sum_sq_probs",
+    "origin",
+    "mask",
+)
 PER_ROW = ("rewards", "group", "correct", "truncated", "prompt_key", "texts")
+
+
+@functools.cache
+def divergence_keys() -> tuple[str, ...]:
+    """Every divergence that some catalog entry or composition of the battery reads."""
+    from tests import loops  # late: the loops import the references, which import nothing from here
+
+    known = [*variants, *loops.collected("COMPOSED").values()]
+    return tuple(sorted({d.key for v in known for _, h in v.hooks() for d in h.divergences}))
 
 
 def inputs(seed: int = 0, width: int = 7, groups: Sequence[int] = (4, 3, 1, 3, 2)) -> dict[str, Any]:
@@ -25,7 +47,9 @@ def inputs(seed: int = 0, width: int = 7, groups: Sequence[int] = (4, 3, 1, 3, 2
     Ragged groups in random row order; group 1 is dead (equal rewards), group 2 a singleton; random lengths
     with tool tokens masked inside; one row is all masked, one has NaN for every reward and one for only one
     of them; two rows are truncated; there are two tasks, and problems of two prompts of unequal difficulty. The
-    sampler's log-probs are NaN where nothing was trained on and on one trained token.
+    sampler's log-probs are NaN where nothing was trained on and on one trained token. The teacher is silent on one row
+    and on single tokens, where its log-prob is nonsense; one row was written by a teacher, another begins with a given
+    prefix and one is replayed.
     """
     g = torch.Generator().manual_seed(seed)
     rand = lambda *shape: torch.rand(*shape, generator=g, dtype=torch.float64)  # noqa: E731
@@ -65,18 +89,33 @@ def inputs(seed: int = 0, width: int = 7, groups: Sequence[int] = (4, 3, 1, 3, 2
     }
     # sum_v pi(v)^2 is at least the sampled token's own pi^2
     out["sum_sq_probs"] = (2 * old).exp() + rand(rows, width) * (1 - old.exp()).clamp(min=0.0) ** 2
+    out["teacher_logps"] = logps + 0.5 * normal(rows, width)
+    out["teacher_mask"] = (rand(rows, width) < 0.9).double()
+    out["teacher_mask"][first(4)] = 0.0
+    out["teacher_logps"][out["teacher_mask"] == 0] = 3.0
+    out["origin"] = torch.zeros(rows, width, dtype=torch.long)
+    out["origin"][first(0)], out["origin"][first(0) + 3], out["origin"][first(3) + 2, :2] = 1, 2, 3
     out = {k: v[order] for k, v in out.items()}
     return out | {
+        "divergences": {key: _positive(rows, width, f"{key} {seed}")[order] for key in divergence_keys()},
         "prompt_key": [f"prompt {label}" for label in out["group"].tolist()],
         "texts": _completions(rows, seed),
         "columns": {
             "task": [f"task {label % 2}" for label in group[order].tolist()],
             "id": [f"problem {label // 2}" for label in group[order].tolist()],
             "difficulty": [1.0 + 5 * label % 7 for label in group[order].tolist()],
+            "question": [f"question {label // 2}" for label in group[order].tolist()],
+            "probes": [(3, 1)[label % 2] for label in group[order].tolist()],
         },
         "max_completion_length": 11,
         "reward_weights": torch.tensor([1.0, 0.5], dtype=torch.float64),
     }
+
+
+def _positive(rows: int, width: int, name: str) -> Tensor:
+    """(rows, width) positive numbers that depend on the name alone."""
+    g = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.rand(rows, width, generator=g, dtype=torch.float64) * 0.8 + 0.01
 
 
 def _completions(rows: int, seed: int) -> list[str]:
@@ -100,11 +139,14 @@ def build(given: dict[str, Any], **changes: Any) -> TokenBatch:
     for name in STATISTICS:
         if name in given:
             given[name] = given[name].clone().requires_grad_()
+    compared = given.get("divergences", {})
+    given["divergences"] = {key: value.clone().requires_grad_() for key, value in compared.items()}
     return TokenBatch.from_tensors(**given)
 
 
 def leaves_of(batch: TokenBatch) -> dict[str, Tensor]:
-    return {n: getattr(batch, n) for n in STATISTICS if getattr(batch, n) is not None}
+    own = {n: getattr(batch, n) for n in STATISTICS if getattr(batch, n) is not None}
+    return {**own, **batch.divergences}
 
 
 def gradient(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -135,6 +177,7 @@ def split(whole: TokenBatch, parts: Iterable[Sequence[int]]) -> list[TokenBatch]
             if isinstance(v := getattr(whole, f.name), Tensor) and len(v) == rows
         }
         own["extra"] = {k: v[index] if len(v) == rows else v for k, v in whole.extra.items()}
+        own["divergences"] = {key: value[index] for key, value in whole.divergences.items()}
         own["micro_tokens"] = own["mask"].sum().expand(len(part))
         cut.append(replace(whole, **own, window=window, whole=False, scored=None))
     return cut
@@ -166,15 +209,17 @@ def permuted(given: dict[str, Any], order: Tensor) -> dict[str, Any]:
     rows = order.tolist()
     move = lambda v: v[order] if isinstance(v, Tensor) else [v[i] for i in rows]  # noqa: E731
     moved = {k: move(v) if v is not None and k in PER_TOKEN + PER_ROW else v for k, v in given.items()}
-    return moved | {"columns": {k: move(v) for k, v in given["columns"].items()}}
+    return moved | {name: {k: move(v) for k, v in given[name].items()} for name in ("columns", "divergences")}
 
 
 def padded(given: dict[str, Any], left: int, right: int, value: float = 0.0) -> dict[str, Any]:
     """Further masked columns on both sides, filled with `value`."""
     out = dict(given)
+    wide = lambda x, filled: torch.nn.functional.pad(x, (left, right), value=filled)  # noqa: E731
     for name in PER_TOKEN:
         if name in out:
-            out[name] = torch.nn.functional.pad(out[name], (left, right), value=0.0 if name == "mask" else value)
+            out[name] = wide(out[name], 0.0 if name in ("mask", "origin") else value)
+    out["divergences"] = {key: wide(x, value) for key, x in given["divergences"].items()}
     return out
 
 
@@ -183,6 +228,7 @@ def with_empty_rows(given: dict[str, Any], count: int) -> dict[str, Any]:
     out = dict(given)
     for name in PER_TOKEN:
         out[name] = torch.cat([out[name], torch.zeros(count, out[name].shape[1], dtype=out[name].dtype)])
+    out["divergences"] = {k: torch.cat([x, x[:1].expand(count, -1)]) for k, x in out["divergences"].items()}
     out["rewards"] = torch.cat([out["rewards"], torch.full((count, out["rewards"].shape[1]), NAN, dtype=torch.float64)])
     out["group"] = torch.cat([out["group"], 1000 + torch.arange(count)])
     out["correct"] = torch.cat([out["correct"], torch.zeros(count, dtype=torch.bool)])

@@ -215,6 +215,10 @@ def advantages(variant: Variant, batch: TokenBatch) -> tuple[Table, list[bool]]:
         if penalty is not None:
             score = [[s - p for s, p in zip(a, b, strict=True)] for a, b in zip(score, penalty, strict=True)]
         return token_whitened(score, batch, reward, h.gamma, h.ddof, h.var_floor, h.shift_mean), enters
+    if h.hook_name == "grouped" and h.mean in scored.columns:  # one column for both mean and std
+        assert h.std == h.mean
+        found = grouped(reward, scored.columns[h.mean], "group", "group", h.ddof, h.eps, h.singleton)
+        return [[a] * width for a in found], enters
     per_row = {
         "grouped": lambda: grouped(reward, group, h.mean, h.std, h.ddof, h.eps, h.singleton),
         "normalize_each": lambda: normalize_each(scored.rewards, weights, group, h.eps, h.ddof),
@@ -439,6 +443,8 @@ def regularizer(
 
         def term(i, t):
             d = batch.logps[i, t] - batch.ref_logps[i, t]
+            if h.estimator == "exact":
+                return batch.divergences["rkl/ref"][i, t]
             k = {"k1": d, "k2": d * d / 2, "k3": exp(-d) - 1 + d}[h.estimator]
             r = exp(log_ratio[i][t])
             return k * {"none": 1.0, "live": r, "detached": number(r)}[h.weight]
@@ -470,12 +476,19 @@ def loss(variant: Variant, batch: TokenBatch, states: dict[str, Any] | None = No
     active = [[t in positions(batch, i) for t in range(width)] for i in range(rows)]
     ratio = log_ratios(variant.ratio, batch)
     weights = [weight(h, batch, advantage, ratio) for h in variant.weight]
+    if batch.origin is not None:  # what another policy wrote has not drifted
+        theirs = [[int(o) in (1, 2) for o in row] for row in batch.origin.tolist()]
+        weights = [
+            [[1.0 if theirs[i][t] and h.drift else x for t, x in enumerate(row)] for i, row in enumerate(w)]
+            for h, w in zip(variant.weight, weights, strict=True)
+        ]
     for h, w in zip(variant.weight, weights, strict=True):
         if h.selects:
             active = [[a and w[i][t] > 0 for t, a in enumerate(row)] for i, row in enumerate(active)]
     x = objective(variant.clip, ratio, advantage, batch, active)
+    bound = getattr(variant.clip, "inner", variant.clip)
     for h, w in zip(variant.weight, weights, strict=True):
-        if not (h.selects and variant.clip.hook_name in {"geometric_mean", *collected("OVER_TOKENS")}):
+        if not (h.selects and bound.hook_name in {"geometric_mean", *collected("OVER_TOKENS")}):
             x = [[v * w[i][t] for t, v in enumerate(row)] for i, row in enumerate(x)]
     counted = [[t in positions(batch, i) for t in range(width)] for i in range(rows)]
     for h, w in zip(variant.weight, weights, strict=True):

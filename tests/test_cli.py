@@ -184,6 +184,11 @@ def test_where_the_recipe_stands(place):
         ({"num_generations": 3}, [], "divisible"),
         ({"model": "a", "model_name_or_path": "b"}, [], "two different models"),
         ({}, ["stray"], "'stray' is no option"),
+        ({"warm_up": 4}, [], "warm_up must be a mapping with steps"),
+        ({"warm_up": {"column": "solution"}}, [], "warm_up must be a mapping with steps"),
+        ({"warm_up": {"steps": 0}}, [], "warm_up.steps must be a whole number above 0, got 0"),
+        ({"warm_up": {"steps": 1, "learning_rate": -1}}, [], "warm_up.learning_rate must be a number above 0"),
+        ({}, ["--warm_up.steps", "2", "--warm_up.colum", "a"], "warm_up has no 'colum' (did you mean column"),
     ],
 )
 def test_mistakes_in_a_recipe(changes, words, sentence, recipe_file, capsys):
@@ -255,13 +260,6 @@ def test_help(words, capsys):
 def test_debug_shows_the_traceback():
     with pytest.raises(VariantError):
         main(["show", "gspoo", "--debug"])
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
-def test_shipped_recipes_have_no_errors(path, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert main(["check", str(path)]) == 0
-    assert "0 errors" in capsys.readouterr().out
 
 
 def test_check_exits_2_on_an_error(recipe_file, capsys):
@@ -394,3 +392,107 @@ def test_a_recipe_imports_the_module_of_an_own_hook(tmp_path, monkeypatch, capsy
     recipe.write_text(recipe.read_text().replace("own_hooks_for_test]", "not_there]"))
     assert main(["check", str(recipe)]) == 2
     assert "imports: not_there cannot be imported" in capsys.readouterr().err
+
+
+# --- a teacher and a warm-up ---
+
+
+def test_the_tasks_own_teacher_is_named_by_one_word():
+    from trl_variants.tasks import load_task, scratchpad_teacher_path
+
+    data = SimpleNamespace(teacher_path=load_task("scratchpad", train_size=1).teacher_path)
+    own = {"model": {"path": scratchpad_teacher_path()}}
+    named = {
+        "task": own,
+        "live": "live",
+        "some/model": "some/model",
+    }
+    for given, meant in named.items():
+        assert sources.with_task_teacher(given, data) == meant
+    given = {"model": {"path": "task", "dtype": "float32"}}
+    assert sources.with_task_teacher(given, data) == {"model": {"path": scratchpad_teacher_path(), "dtype": "float32"}}
+    # `task` is also the name of a column
+    given = {"privileged": {"of": "task", "column": "task"}}
+    assert sources.with_task_teacher(given, data) == {"privileged": {"of": own, "column": "task"}}
+
+
+@pytest.mark.parametrize("place", ["recipe", "words"])
+def test_train_with_the_tasks_teacher(place, recipe_file, tmp_path):
+    changes = {"variant": "kdrl", "task": {"name": "scratchpad", "train_size": 32, "eval_size": 8}}
+    words = ["--teacher", "task"] if place == "words" else []
+    path = recipe_file(**changes, **({} if words else {"teacher": "task"}), max_completion_length=24)
+    assert main(["train", path, *words]) == 0
+    logs = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert logs[0]["teacher/kl"] > 0.1 and logs[0]["teacher/rows"] == 1.0
+
+
+def test_a_task_without_a_teacher_is_one_sentence(recipe_file, capsys):
+    said = mistake(capsys, "train", recipe_file(variant="kdrl", teacher="task"))
+    assert "teacher: task: task arithmetic has no teacher of its own" in said
+
+
+def test_warm_up_then_run_then_resume(recipe_file, tmp_path, capsys):
+    """The run begins at the warmed-up weights; --resume does not warm up again."""
+    from transformers import AutoModelForCausalLM
+
+    path = recipe_file(
+        task={"name": "arithmetic", "eval_size": 100},
+        warm_up={"steps": 30, "learning_rate": 3e-4, "batch_size": 32},
+        save_strategy="steps",
+        save_steps=1,
+        learning_rate=0.0,
+    )
+    assert main(["train", path]) == 0
+    assert "warm-up: 30 steps" in capsys.readouterr().out
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    warm = result["warm_up"]
+    assert warm["loss_last"] < warm["loss_first"] and warm["accuracy_after"] > warm["accuracy_before"] + 0.1
+    assert result["accuracy_before"] == result["accuracy_after"] == warm["accuracy_after"]  # learning rate 0
+    weights = [AutoModelForCausalLM.from_pretrained(tmp_path / "run" / f) for f in ("warm_up", "checkpoint-2")]
+    assert all((a == b).all() for a, b in zip(*(w.parameters() for w in weights), strict=True))
+    before = (tmp_path / "run" / "warm_up" / "model.safetensors").stat().st_mtime_ns
+    assert main(["train", path, "--max_steps", "3", "--resume"]) == 0
+    assert (tmp_path / "run" / "warm_up" / "model.safetensors").stat().st_mtime_ns == before
+    assert "warm_up" not in json.loads((tmp_path / "run" / "result.json").read_text())
+
+
+def test_warm_up_with_lora_goes_on_with_the_same_adapter_and_reference(recipe_file, tmp_path):
+    path = recipe_file(
+        variant="grpo",  # its KL is to where the run began: the warmed-up adapter
+        warm_up={"steps": 10, "learning_rate": 1e-2, "batch_size": 32},
+        use_peft=True,
+        lora_target_modules="all-linear",
+        learning_rate=0.0,
+        task={"name": "arithmetic", "eval_size": 20},
+    )
+    assert main(["train", path]) == 0
+    logs = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert logs[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    from safetensors.torch import load_file
+
+    warm, end = (load_file(tmp_path / "run" / f / "adapter_model.safetensors") for f in ("warm_up", "."))
+    assert warm.keys() == end.keys() and all((warm[k] == end[k]).all() for k in warm)
+    assert any(v.abs().sum() > 0 for k, v in warm.items() if "lora_B" in k)
+
+
+def test_warm_up_reads_messages_lists_and_gaps():
+    from datasets import Dataset
+
+    from trl_variants.cli.warm_up import examples
+
+    answer = [{"role": "assistant", "content": "2"}]
+    ask = [{"role": "user", "content": "1+1"}]
+    cases = [
+        ({"prompt": ["1+1="] * 2, "s": ["2", ""]}, [("1+1=", "2")]),
+        ({"prompt": ["1+1="], "s": [["2", "two"]]}, [("1+1=", "2")]),
+        ({"prompt": [ask], "s": ["2"]}, [(ask, answer)]),
+        ({"prompt": [ask], "s": [answer]}, [(ask, answer)]),
+        ({"prompt": ["1+1="], "s": [answer]}, [("1+1=", "2")]),
+    ]
+    for columns, wanted in cases:
+        found = examples(Dataset.from_dict(columns), "s")
+        assert [(r["prompt"], r["completion"]) for r in found] == wanted
+    with pytest.raises(VariantError, match="the data has only prompt, s"):
+        examples(Dataset.from_dict({"prompt": ["a"], "s": ["b"]}), "t")
+    with pytest.raises(VariantError, match="empty in every row"):
+        examples(Dataset.from_dict({"prompt": ["a"], "s": [""]}), "s")

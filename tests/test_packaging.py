@@ -69,6 +69,8 @@ def test_package_data_is_not_ignored():
         "trl_variants/tasks/tiny/tokenizer.json",
         "trl_variants/tasks/scratchpad_tiny/model.safetensors",
         "trl_variants/tasks/scratchpad_tiny/tokenizer.json",
+        "trl_variants/tasks/scratchpad_teacher/model.safetensors",
+        "trl_variants/tasks/scratchpad_teacher/tokenizer.json",
     ]
     ignored = subprocess.run(["git", "check-ignore", *files], cwd=ROOT, capture_output=True, text=True)
     if ignored.returncode == 128:

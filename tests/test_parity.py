@@ -122,6 +122,7 @@ def stand_in(args: GRPOConfig, logps, entropy, coef, last):
 def window(v: Variant, on_policy: bool):
     """Twelve rows of two generations whose token counts differ; a row without tokens among them."""
     given = {k: x[:ROWS] if isinstance(x, torch.Tensor) and k != "reward_weights" else x for k, x in inputs(21).items()}
+    given |= {"divergences": {}, "origin": None}  # TRL knows neither
     given |= {
         "rewards": None,
         "reward_weights": None,

@@ -42,17 +42,23 @@ def _couplings(v: Variant) -> list[Finding]:
     found: list[Finding] = []
     error = lambda m, h="": found.append(Finding("error", m, h))  # noqa: E731
     warn = lambda m, h="": found.append(Finding("warning", m, h))  # noqa: E731
-    ratio, clip, aggregate = v.ratio.hook_name, v.clip.hook_name, v.aggregate.hook_name
+    bound = getattr(v.clip, "inner", v.clip)  # what acts on the policy's own tokens
+    ratio, clip, aggregate = v.ratio.hook_name, bound.hook_name, v.aggregate.hook_name
     corrections = [w for w in v.weight if getattr(w, "corrects_sampler", False)]
     if len(corrections) > 1:
         error(
             "two weight hooks correct the sampler mismatch, so it is corrected twice",
             "keep one sampler_correction",
         )
-    if corrections and getattr(v.clip, "sampler", None):
+    if corrections and getattr(bound, "sampler", None):
         error(
             f"clip {clip} folds the sampler correction in and a weight hook multiplies it again",
             "drop the weight hook",
+        )
+    if v.advantage.hook_name == "none" and not v.regularizers and not any(h.adds for h in v.credit):
+        error(
+            "nothing is learned: advantage none, no credit hook that adds to it and no regularizer",
+            "advantage: grouped, credit: teacher_advantage, or a regularizer",
         )
     if corrections and getattr(v.ratio, "anchor", "old") != "old":
         error(
@@ -81,21 +87,23 @@ def _couplings(v: Variant) -> list[Finding]:
                 f"advantage normalize_each reads the single reward functions, so {h.hook_name} is ignored",
                 "advantage: grouped",
             )
-    if (clip == "geometric_mean" or getattr(v.clip, "token_ratio_only", False)) and ratio != "token":
+    if (clip == "geometric_mean" or getattr(bound, "token_ratio_only", False)) and not (
+        ratio == "token" or getattr(v.ratio, "per_token", False)
+    ):
         error(f"clip {clip} needs a token ratio, and the ratio is {ratio}", "ratio: token")
-    if v.clip.whole_groups and any(h.hook_name == "winners" for h in v.select):
+    if bound.whole_groups and any(h.hook_name == "winners" for h in v.select):
         error(
             f"select winners leaves no wrong answer for clip {clip} to compare with, so nothing is learned",
             "drop the select hook, or clip: ppo",
         )
-    if clip == "ppo" and ratio == "token" and max(_high(v.clip), _low(v.clip)) < 0.01:
+    if clip == "ppo" and ratio == "token" and max(_high(bound), _low(bound)) < 0.01:
         warn(
-            f"a clip range of {_high(v.clip)} is a sequence-ratio range; on a token ratio it clips almost every token",
+            f"a clip range of {_high(bound)} is a sequence-ratio range; on a token ratio it clips almost every token",
             "eps about 0.2",
         )
-    if clip == "ppo" and ratio in ("sequence", "sequence_token") and _high(v.clip) >= 0.1:
+    if clip == "ppo" and ratio in ("sequence", "sequence_token") and _high(bound) >= 0.1:
         warn(
-            f"a clip range of {_high(v.clip)} never acts on a length-normalised sequence ratio",
+            f"a clip range of {_high(bound)} never acts on a length-normalised sequence ratio",
             "GSPO uses 3e-4 and 4e-4",
         )
     if ratio in ("sequence", "sequence_token") and aggregate in ("token_mean", "constant"):
@@ -156,9 +164,11 @@ def _contradictions(config: Any) -> list[Finding]:
 
 def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
     found = []
-    reported = config.use_vllm or rollout_func is not None
-    falls_back = getattr(v.ratio, "anchor", "old") == "sampler" or any(
-        getattr(w, "corrects_sampler", False) for w in v.weight
+    reported = config.use_vllm or rollout_func is not None or any(h.reports_logps for h in v.rollouts)
+    falls_back = (
+        getattr(v.ratio, "anchor", "old") == "sampler"
+        or any(getattr(w, "corrects_sampler", False) for w in v.weight)
+        or getattr(v.clip, "behaviour", "") == "known"  # of traces, which bring it with them
     )
     if "rollout_logps" in v.needs and not reported and not falls_back:
         found.append(
@@ -187,13 +197,14 @@ def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
                 "teacher: {model: {path: NAME_OR_FOLDER}}, or base, ema, privileged, ...",
             )
         )
+    bound = getattr(v.clip, "inner", v.clip).hook_name
     window = config.gradient_accumulation_steps
     cycle = (config.steps_per_generation or window) * config.num_iterations
-    if window % cycle == 0 and v.clip.hook_name in ("ppo", "geometric_mean", "sapo"):
+    if window % cycle == 0 and bound in ("ppo", "geometric_mean", "sapo"):
         found.append(
             Finding(
                 "warning",
-                f"every update is on-policy, so the ratio is 1 and clip {v.clip.hook_name} never acts",
+                f"every update is on-policy, so the ratio is 1 and clip {bound} never acts",
                 ON_POLICY_HINT,
             )
         )

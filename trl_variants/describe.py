@@ -61,6 +61,7 @@ def describe(v: Variant) -> str:
         f"  with {math_of(v.ratio)}",
         f"       {math_of(v.advantage)}",
         *(f"       {math_of(c)}" for c in v.credit),
+        *(f"       {math_of(h)}" for seam in ("teacher", "rollouts") for h in v.at(seam)),
         "",
     ]
     for seam in SEAMS:

@@ -118,6 +118,11 @@ class Scored:
             raise VariantError(f"this method needs `{name}` per row when rewards are read, and none was given")
         return value
 
+    @property
+    def solved(self) -> Tensor:
+        """(N,) share of the row's group that is right, over its valid rows; NaN where it has none."""
+        return share_right(self.correct, self.group, self.valid, self.weights)
+
     def teacher_gap(self) -> Tensor:
         """(N, T) lp_T - lp_old on the policy's tokens, 0 where the teacher says nothing."""
         gap = self.need("teacher_logps") - self.need("old_logps")
@@ -134,6 +139,14 @@ class Scored:
         if name not in self.columns:
             raise VariantError(f"this method reads the data set's column {name!r}, and there is none")
         return list(self.columns[name])
+
+
+def share_right(correct: Tensor, group: Tensor, valid: Tensor, like: Tensor) -> Tensor:
+    """(N,) share of right rows among the valid ones with the row's group label; NaN where there is none."""
+    labels, index = torch.unique(group, return_inverse=True)
+    zeros = torch.zeros(len(labels), dtype=like.dtype, device=group.device)
+    right = zeros.index_add(0, index, (valid & (correct > 0)).to(zeros))
+    return (right / zeros.index_add(0, index, valid.to(zeros)))[index]
 
 
 def _without_none(value: Any) -> Any:
@@ -157,6 +170,12 @@ def column_numbers(values: Sequence[Any]) -> Tensor:
     return torch.tensor([int.from_bytes(d[:6], "big") for d in digests])
 
 
+def first_writer(origin: Tensor, mask: Tensor) -> Tensor:
+    """(N,) who wrote each row's first trained token, from origin (N, T); 0 for a row without tokens."""
+    first = mask.to(torch.long).argmax(1, keepdim=True)
+    return torch.where((mask > 0).any(1), origin.gather(1, first).squeeze(1), 0)
+
+
 @dataclass
 class TokenBatch:
     """Rows in the loss. `logps` and `entropy` carry gradient; every other tensor is detached."""
@@ -177,6 +196,7 @@ class TokenBatch:
     origin: Tensor | None = None  # (B, T) who wrote the token: 0 policy, 1 teacher, 2 replay, 3 a given prefix
     reward: Tensor | None = None  # (B,)
     correct: Tensor | None = None  # (B,)
+    solved: Tensor | None = None  # (B,) share of the row's group that is right, whatever the window holds of it
     group: Tensor | None = None  # (B,)
     truncated: Tensor | None = None  # (B,)
     window: Window = None  # type: ignore[assignment]
@@ -415,6 +435,9 @@ class TokenBatch:
             tokens_seen = {k: v for k, v in tokens.items() if v is not None} | {"mask": mask}
             tokens_seen.setdefault("old_logps", logps.detach())
             tokens_seen |= {f"divergence/{key}": value.detach() for key, value in compared.items()}  # type: ignore[union-attr]
+            writers = fit("origin", origin)
+            if writers is not None:
+                tokens_seen["origin"] = writers
             if sum_sq_probs is not None:
                 tokens_seen["sum_sq_probs"] = fit("sum_sq_probs", sum_sq_probs)
             if entropy is not None:
@@ -427,6 +450,7 @@ class TokenBatch:
                 truncated=truncated,
                 correct=fit("correct", correct, per_row=True),  # type: ignore[arg-type]
                 tokens=tokens_seen,
+                origin=None if writers is None else first_writer(writers, mask),
                 prompt_key=None if prompt_key is None else [str(k) for k in prompt_key],
                 texts={} if texts is None else {"completions": list(texts)},
                 columns={k: list(v) for k, v in (columns or {}).items()},
@@ -434,6 +458,10 @@ class TokenBatch:
                 run=run,
                 progress=progress,
             )
+        correct = fit("correct", correct, per_row=True) if scored is None else scored.correct
+        solved = scored.solved if scored is not None else None
+        if solved is None and correct is not None:
+            solved = share_right(correct, group, torch.ones_like(correct, dtype=torch.bool), logps)
         unknown = set(facts) - {"step", "rollout_step", "iteration", "segment"}
         if unknown:
             raise VariantError(f"TokenBatch.from_tensors has no argument {sorted(unknown)[0]!r}")
@@ -444,7 +472,8 @@ class TokenBatch:
             entropy=fit("entropy", entropy),
             origin=fit("origin", origin),
             reward=None if scored is None else scored.reward,
-            correct=fit("correct", correct, per_row=True) if scored is None else scored.correct,
+            correct=correct,
+            solved=solved,
             group=group,
             truncated=truncated,
             progress=progress,
@@ -460,6 +489,23 @@ class TokenBatch:
 _UNKNOWN = Window(*(float("nan"),) * 5)
 
 
+@dataclass(frozen=True)
+class Given:
+    """A trajectory that comes from elsewhere, or its beginning, in place of a sampled one.
+
+    Args:
+        ids: its tokens. origin: 1 teacher, 2 replay, 3 a given prefix.
+        complete: nothing is sampled for this row; False: the policy goes on from `ids`, within what is left of
+            max_completion_length.
+        logps: log-probs of `ids` under what sampled them, where known; NaN or None for single unknown tokens.
+    """
+
+    ids: list[int]
+    origin: int = 1
+    complete: bool = True
+    logps: list[float] | None = None
+
+
 @dataclass
 class Rollouts:
     """Generated trajectories of one process before rewards, as lists of B rows: what rollouts hooks see and return."""
@@ -467,7 +513,7 @@ class Rollouts:
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]  # a hook may replace rows, never change their number
     mask: list[list[int]] | None  # 1 on tokens of the policy; None: all of them
-    logps: list[list[float]] | None  # the behaviour's log-probs where the engine or the source knows them
+    logps: list[Any] | None  # per row: the behaviour's log-probs where the engine or the source knows them, or None
     origin: list[int | list[int]]  # of the row or of each token: 0 policy, 1 teacher, 2 replay, 3 a given prefix
     in_baseline: list[bool]
     in_policy_loss: list[bool]

@@ -43,7 +43,7 @@ def mirrored(given: dict) -> dict:
 _SEEDED = [inputs(seed, groups=(4, 3, 1, 3, 2, 4)) for seed in range(SEED, SEED + 6)]
 WINDOWS = [w for given in _SEEDED for w in (given, mirrored(given))]
 # needs of which `check` says, with a configuration, that the trainer has no such thing; a window of tensors has none
-ABSENT = frozenset({"teacher_logps", "values", "distribution", "extra_rollouts"})
+ABSENT = frozenset({"values", "extra_rollouts"})
 
 
 def examples(seam: str) -> dict[str, list]:
@@ -151,7 +151,9 @@ def test_an_accepted_composition_trains(v):
         moves = bool(grads["logps"].abs().max() > 1e-9)
         # a floored loss that a bonus keeps below zero has no gradient by its definition
         floored = hasattr(v.aggregate, "bound") and float(sum(loss.terms.values()).detach()) < 0
-        explained = explained and floored
+        # neither has a loss whose advantages are 0 and whose only terms are silent, such as an entropy controller
+        unrewarded = v.advantage.hook_name == "none" and not any(h.adds for h in v.credit)
+        explained = explained and (floored or unrewarded)
         if moves:
             break
     assert moves or explained, "no gradient on any window, and check says nothing"
@@ -176,7 +178,7 @@ def test_a_refused_composition_is_refused_in_words(v):
         assert finding.hint, f"says what is wrong and not what to do: {finding}"
         named = {h.hook_name for _, h in v.hooks()} | {"weight hook", "span"}
         assert any(word in finding.message for word in named), finding
-    many = dict.fromkeys(MOST, ())
+    many = dict.fromkeys(MOST, ()) | {"regularizers": ["kl"]}  # advantage none learns from a term alone
     assert not errors(v.with_(**many, ratio="token", clip="ppo", aggregate="token_mean")), "no single hook is refused"
 
 
@@ -198,7 +200,11 @@ def test_every_ratio_meets_every_kind_of_clip_somewhere():
     assert len(pairs) > min(COUNT, len(POOLS["ratio"]) * len(POOLS["clip"])) / 2
 
 
-def test_hooks_out_of_reach_are_refused_by_check():
+def asks_a_teacher(h) -> bool:
+    return "teacher_logps" in h.needs or any(d.anchor == "teacher" for d in h.divergences)
+
+
+def test_hooks_that_lack_a_critic_or_a_teacher_are_refused_by_check():
     config = SimpleNamespace(
         use_vllm=False,
         gradient_accumulation_steps=1,
@@ -210,11 +216,16 @@ def test_hooks_out_of_reach_are_refused_by_check():
         router_aux_loss_coef=0.0,
     )
     assert ABSENT <= NEEDS
-    base = variant("dapo")
+    base, asked = variant("grpo"), []
     for seam, pool in POOLS.items():
-        for h in [h for hooks in pool.values() for h in hooks if not within_reach(h)]:
+        for h in [h for hooks in pool.values() for h in hooks if asks_a_teacher(h) or not within_reach(h)]:
             one = base.with_(**{seam: [h] if seam in MOST else h})
-            assert any(f.level == "error" and one.name in f.message for f in check(one, config)), h
+            found = lambda v: [f for f in check(v, config) if f.level == "error" and base.name in f.message]  # noqa: E731
+            assert found(one), h
+            if asks_a_teacher(h):
+                asked.append(h.hook_name)
+                assert not [f for f in found(one.with_(teacher="base")) if "teacher" in f.message], h
+    assert {"teacher_kl", "teacher_mixture", "teacher_advantage", "self_conditioned"} <= set(asked)
 
 
 def test_the_same_seed_gives_the_same_compositions():

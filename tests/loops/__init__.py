@@ -3,8 +3,9 @@
 A module registers a loop per hook with `@loop(seam, hook_name)` and may define `COMPOSED = {label: Variant}` (extra
 cases for the battery), `STATES = {hook_name: state}` (a stateful hook's memory in the middle of a run),
 `ABSOLUTE = {advantage hook_name: why}` (hooks that give signal to equal rewards or to a row alone by definition),
-`BY_POSITION = {advantage or select hook_name: why}` (hooks to which the order of the rows inside a group matters)
-and `OVER_TOKENS = {clip hook_name: why}` (clips that reduce over the active tokens themselves).
+`BY_POSITION = {advantage or select hook_name: why}` (hooks to which the order of the rows inside a group matters),
+`OVER_TOKENS = {clip hook_name: why}` (clips that reduce over the active tokens themselves)
+and `NOT_ONE = {ratio hook_name: why}` (ratios that are not 1 on-policy).
 Signatures (Table: rows x tokens, per-row values repeated; numbers are Python floats or 0-d tensors with gradient):
 
     rewards      (h, batch, reward: list[float]) -> list[float]

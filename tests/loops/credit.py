@@ -76,6 +76,8 @@ def low_probability_first(h: Any, advantage: Table, batch: TokenBatch) -> Table:
 def kl_of_pass(h: Any, v: Any, batch: TokenBatch, log_ratio: Table, active: Any, state: Any) -> Any:
     def term(i, t):
         d = batch.logps[i, t] - batch.ref_logps[i, t]
+        if h.estimator == "exact":
+            return batch.divergences["rkl/ref"][i, t] * in_pass(batch, i, t, h.eta)
         k = {"k1": d, "k2": d * d / 2, "k3": references.exp(-d) - 1 + d}[h.estimator]
         r = references.exp(log_ratio[i][t])
         scale = {"none": 1.0, "live": r, "detached": references.number(r)}[h.weight]

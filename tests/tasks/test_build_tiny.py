@@ -7,8 +7,22 @@ import random
 import pytest
 import torch
 
-from trl_variants.tasks import arithmetic, build_tiny, load_task, scratchpad, scratchpad_model_path, tiny_model_path
+from trl_variants.tasks import (
+    arithmetic,
+    build_tiny,
+    load_task,
+    scratchpad,
+    scratchpad_model_path,
+    scratchpad_teacher_path,
+    tiny_model_path,
+)
 from trl_variants.tasks.scratchpad import steps
+
+PATHS = {
+    "arithmetic": tiny_model_path,
+    "scratchpad": scratchpad_model_path,
+    "scratchpad_teacher": scratchpad_teacher_path,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +37,7 @@ def test_tokenizer_round_trip():
     from transformers import AutoTokenizer
 
     text = "".join(map(chr, range(32, 127))) + "\n47 + 38=85 , ok ?"
-    shipped = [AutoTokenizer.from_pretrained(path()) for path in (tiny_model_path, scratchpad_model_path)]
+    shipped = [AutoTokenizer.from_pretrained(path()) for path in PATHS.values()]
     for tok in (build_tiny.tokenizer(), *shipped):
         ids = tok.encode(text)
         assert len(ids) == len(text) and tok.unk_token_id not in ids
@@ -69,7 +83,9 @@ def test_wrong_traces():
     assert sum(right) / len(right) == pytest.approx(2.22, abs=0.15)
 
 
-@pytest.mark.parametrize("task, draw", [("arithmetic", "label"), ("scratchpad", "trace")])
+@pytest.mark.parametrize(
+    "task, draw", [("arithmetic", "label"), ("scratchpad", "trace"), ("scratchpad_teacher", "trace")]
+)
 def test_pretraining_never_sees_held_out_problems(monkeypatch, task, draw):
     seen = set()
     stock = getattr(build_tiny, draw)
@@ -77,7 +93,9 @@ def test_pretraining_never_sees_held_out_problems(monkeypatch, task, draw):
     tok = build_tiny.tokenizer()
     model = build_tiny.new_model(len(tok), hidden_size=32, num_hidden_layers=1)
     build_tiny.train(model, tok, task=task, steps=3, batch_size=512)
-    assert len(seen) > 1000 and not seen & set({"arithmetic": arithmetic, "scratchpad": scratchpad}[task].split()[1])
+    held_out = arithmetic.split()[1] if task == "arithmetic" else scratchpad.split()[1] + scratchpad.unsolved()[1]
+    assert len(seen) > 1000 and not seen & set(held_out)
+    assert bool(seen & set(scratchpad.unsolved()[0])) == (task == "scratchpad_teacher")
 
 
 @pytest.mark.parametrize("task", sorted(build_tiny.RECIPES))
@@ -97,8 +115,8 @@ def test_rebuild_reaches_the_shipped_accuracy(tmp_path, name):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     build_tiny.build(tmp_path, name)
-    model, tok = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    task = load_task(name)
-    rebuilt = task.evaluate(model, tok, batch_size=500)
-    assert rebuilt == pytest.approx(task.evaluate(*task.load_model(), batch_size=500), abs=0.1)
-    assert rebuilt <= 0.5
+    load = lambda path: (AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path))  # noqa: E731
+    task = load_task(build_tiny.RECIPES[name].task or name)
+    rebuilt, shipped = (task.evaluate(*load(path), batch_size=500) for path in (tmp_path, PATHS[name]()))
+    assert rebuilt == pytest.approx(shipped, abs=0.1)
+    assert rebuilt >= 0.98 if name == "scratchpad_teacher" else rebuilt <= 0.5

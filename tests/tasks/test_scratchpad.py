@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trl_variants.tasks import load_task, scratchpad_model_path
+from trl_variants.tasks import load_task, scratchpad_model_path, scratchpad_teacher_path
 from trl_variants.tasks.base import COLUMNS
-from trl_variants.tasks.scratchpad import TRAIN, carries, scratchpad_reward, split, steps, text
+from trl_variants.tasks.scratchpad import TRAIN, carries, scratchpad_reward, split, steps, text, unsolved
 
 
 @pytest.fixture(autouse=True)
@@ -124,9 +124,10 @@ def test_reward_wants_one_answer_per_completion():
         scratchpad_reward(None, ["25", "25"], answer=["25"])
 
 
-def test_shipped_files_are_small_and_readable():
-    files = list(Path(scratchpad_model_path()).iterdir())
-    assert sum(f.stat().st_size for f in files) <= 2.5e6
+@pytest.mark.parametrize(("path", "size"), [(scratchpad_model_path, 2.5e6), (scratchpad_teacher_path, 1.2e6)])
+def test_shipped_files_are_small_and_readable(path, size):
+    files = list(Path(path()).iterdir())
+    assert sum(f.stat().st_size for f in files) <= size
     assert all(f.stat().st_mode & 0o044 == 0o044 for f in files)
 
 
@@ -179,3 +180,83 @@ def test_a_few_steps_already_help(tmp_path, tiny):
     ).train()
     # seed 0 gains 0.45
     assert task.evaluate(model, tokenizer, batch_size=500) >= before + 0.2
+
+
+# --- the split nobody solves, and the teacher -----------------------------------------------------------------------
+
+
+def test_the_unsolved_split_is_new_and_a_partition():
+    train, held_out = unsolved()
+    assert (len(train), len(held_out)) == (3820, 500) and len(set(train) | set(held_out)) == 4320
+    assert not set(train + held_out) & set(sum(split(), []))
+    task = load_task("scratchpad", split="unsolved", train_size=100)
+    assert not set(task.train_dataset["id"]) & set(task.eval_dataset["id"])
+    assert {len(s) + 1 for s in task.train_dataset["solution"]} == {24}  # with the end token
+    assert (
+        scratchpad_reward(None, task.train_dataset["solution"][:], answer=task.train_dataset["answer"][:])
+        == [1.0] * 100
+    )
+
+
+def test_the_model_never_solves_it(tiny):
+    """4096 samples: of 256 for each of 16 problems none is right, and no greedy answer is."""
+    model, tokenizer = tiny
+    task = load_task("scratchpad", split="unsolved")
+    assert task.evaluate(model, tokenizer, batch_size=500) == 0.0
+    rows = task.eval_dataset.select(range(16))
+    batch = tokenizer(list(rows["prompt"]), return_tensors="pt", padding=True)
+    torch.manual_seed(0)
+    out = model.generate(**batch, do_sample=True, top_k=0, max_new_tokens=48, num_return_sequences=256)
+    texts = tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    answers = [answer for answer in rows["answer"] for _ in range(256)]
+    assert sum(scratchpad_reward(None, texts, answer=answers)) == 0
+
+
+@pytest.mark.parametrize("name", ["standard", "unsolved"])
+def test_the_teacher_solves_both(name):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    task = load_task("scratchpad", split=name)
+    path = task.teacher_path()
+    teacher, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    assert task.evaluate(teacher, tokenizer, batch_size=500) >= 0.98
+
+
+def test_the_teacher_has_the_models_tokenizer():
+    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    paths = (Path(scratchpad_model_path()), Path(scratchpad_teacher_path()))
+    assert all((paths[0] / n).read_text() == (paths[1] / n).read_text() for n in names)
+
+
+def test_a_task_without_a_teacher_says_so():
+    with pytest.raises(ValueError, match="arithmetic has no teacher"):
+        load_task("arithmetic").teacher_path()
+
+
+@pytest.mark.parametrize("bad", [{"split": "unsolvd"}, {"traces": -1}])
+def test_wrong_options_are_refused(bad):
+    with pytest.raises(ValueError, match="must be"):
+        load_task("scratchpad", train_size=8, **bad)
+
+
+@pytest.mark.parametrize("conversational", [False, True])
+def test_traces_carry_the_teachers_own_log_probs(conversational):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    state = torch.get_rng_state()
+    rows = load_task("scratchpad", train_size=6, traces=3, conversational=conversational).train_dataset
+    assert torch.equal(state, torch.get_rng_state())
+    again = load_task("scratchpad", train_size=6, traces=3, conversational=conversational).train_dataset
+    assert rows["target"][:] == again["target"][:]
+    path = scratchpad_teacher_path()
+    teacher, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    assert len({len(text) for texts in rows["target"] for text in texts}) > 1  # prompts and answers of several lengths
+    for row in rows:
+        prompt = row["prompt"][0]["content"] if conversational else row["prompt"]
+        assert len(row["target"]) == len(row["target_logps"]) == 3
+        for said, logps in zip(row["target"], row["target_logps"], strict=True):
+            ids = [*tokenizer.encode(said), tokenizer.eos_token_id]
+            before = tokenizer.encode(prompt)
+            with torch.no_grad():
+                whole = teacher(torch.tensor([before + ids])).logits[0, len(before) - 1 : -1].log_softmax(-1)
+            assert logps == pytest.approx(whole[range(len(ids)), ids].tolist(), abs=1e-4)

@@ -66,7 +66,8 @@ class Rollout:
     def __call__(self, prompts: list, trainer) -> dict:
         first = trainer.accelerator.process_index * len(prompts)
         ids, masks = [], []
-        for row in range(first, first + len(prompts)):
+        given = trainer.services.given or [None] * len(prompts)
+        for row, start in zip(range(first, first + len(prompts)), given, strict=True):
             rng = torch.Generator().manual_seed(1000 * self.calls + row)
             length = int(torch.randint(1, 7, (1,), generator=rng))
             body = torch.randint(2, 2 + len(toy.CHARACTERS), (length,), generator=rng).tolist()
@@ -74,6 +75,8 @@ class Rollout:
             finished = row % 3 != 0
             ids.append([] if row % ROWS == 13 else body + [toy.EOS] * finished)
             masks.append([] if row % ROWS == 13 else [int(not t) for t in tools] + [1] * finished)
+            if start is not None and not start.complete:
+                ids[-1], masks[-1] = start.ids + ids[-1], [1] * len(start.ids) + masks[-1]
         self.calls += 1
         prompt_ids = [toy.tokenizer()(p).input_ids for p in prompts]
         return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": None, "env_mask": masks}

@@ -137,7 +137,8 @@ def assert_same_run(whole: dict, resumed: dict, same_table: bool = True) -> None
         assert whole["table"] == resumed["table"]
 
 
-def kill_and_resume(case: dict, at: int, ranks: int = 1) -> None:
+def kill_and_resume(case: dict, at: int, ranks: int = 1) -> dict:
+    """What the whole run did, after the one that was killed and resumed was found to be the same."""
     with tempfile.TemporaryDirectory() as folder:
         toy.model()  # saved before the processes need it
         whole = run_forked(lambda r: run(r, case, os.path.join(folder, "whole")), ranks)
@@ -147,6 +148,7 @@ def kill_and_resume(case: dict, at: int, ranks: int = 1) -> None:
         resumed = run_forked(lambda r: run(r, case, os.path.join(folder, "killed"), resume=checkpoint), ranks)
     for a, b in zip(whole, resumed, strict=True):
         assert_same_run(a, b)
+    return whole[0]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -258,7 +260,7 @@ def test_state_round_trip(name, tmp_path):
     memory = HookMemory(composition, seed=1)
     given = inputs()
     memory.update("generation", build(given, rewards=given["rewards"].nan_to_num()).scored)
-    memory.update("step", {path: {"entropy": 0.5} for path in memory.states})
+    memory.update("step", {path: {"entropy": 0.5, "open": 0.5, "open_kl": 0.5} for path in memory.states})
     for generator in memory.rngs.values():
         torch.rand(3, generator=generator)
     save_shared(str(tmp_path), composition, *memory.state_dict())

@@ -134,10 +134,10 @@ def test_none_of_them_runs_in_evaluation():
     assert CALLS == [] and learner.seen == ["VariantGRPOTrainer"]
 
 
-def test_the_signature_is_trl_s_and_one_more():
+def test_the_signature_is_trl_s_and_two_more():
     import inspect
 
     from trl import GRPOTrainer
 
     own, stock = (list(inspect.signature(c.__init__).parameters) for c in (VariantGRPOTrainer, GRPOTrainer))
-    assert own == [*stock, "variant"]
+    assert own == [*stock, "variant", "teacher"]

@@ -38,7 +38,7 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_variants import VariantGRPOConfig, VariantGRPOTrainer
+from trl_variants import VariantGRPOConfig, VariantGRPOTrainer, variant
 
 torch.set_num_threads(1)
 gc.collect()
@@ -65,6 +65,7 @@ _SHAPE: dict[str, Any] = dict(
 _EXPERTS: dict[str, Any] = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
 _KINDS: dict[str, tuple[type, Callable]] = {
     "qwen3": (Qwen3ForCausalLM, lambda: Qwen3Config(**_SHAPE)),
+    "teacher": (Qwen3ForCausalLM, lambda: Qwen3Config(**_SHAPE)),  # other weights, same tokenizer
     "llama": (LlamaForCausalLM, lambda: LlamaConfig(**_SHAPE)),
     "moe": (Qwen3MoeForCausalLM, lambda: Qwen3MoeConfig(**_SHAPE, **_EXPERTS)),
 }
@@ -90,11 +91,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @functools.cache
 def model_path(kind: str = "qwen3") -> str:
-    """The folder of a tiny model ("qwen3", "llama" or "moe") and its tokenizer; the same in every process."""
+    """The folder of a tiny model ("qwen3", "teacher", "llama", "moe") and its tokenizer; the same in every process."""
     path = os.path.join(folder(), kind)
     cls, configuration = _KINDS[kind]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(kind == "teacher")
         cls(configuration()).save_pretrained(path)
     tokenizer().save_pretrained(path)
     return path
@@ -115,6 +116,13 @@ def dataset(prompts: Sequence[str] = PROMPTS, **columns: Sequence) -> Dataset:
         "id": [f"toy {p}" for p in prompts],
         "task": [("even", "odd")[i % 2] for i in range(len(prompts))],
         "difficulty": [float(len(p)) for p in prompts],
+        "solution": [p[::-1] for p in prompts],
+        "target": [[{"role": "assistant", "content": f"{i}120"}] for i in range(len(prompts))],
+        "answer": [p[:1] for p in prompts],
+        "skill": [f"use {p[0]}" for p in prompts],
+        "privileged_context": [p + "0" for p in prompts],
+        "question": [f"question {i % 2}" for i in range(len(prompts))],
+        "probes": [(3, 1)[i // 2 % 2] for i in range(len(prompts))],
     }
     return Dataset.from_dict({"prompt": list(prompts), **known, **columns})
 
@@ -186,6 +194,14 @@ class _Record(TrainerCallback):
         self.tables.append({k: list(logs[k]) for k in ("prompt", "completion", "advantages")})
 
 
+def asks_for_a_teacher(spec: Any) -> bool:
+    """Whether a variant reads a teacher and leaves it to the user to name one."""
+    v = None if spec is None else variant(spec)
+    if v is None or v.teacher is not None:
+        return False
+    return any("teacher_logps" in h.needs or any(d.anchor == "teacher" for d in h.divergences) for _, h in v.hooks())
+
+
 def build(
     cls: type = VariantGRPOTrainer,
     config_cls: type | None = None,
@@ -211,6 +227,8 @@ def build(
         train_dataset=dataset() if data is None else data,
         processing_class=tokenizer(),
     )
+    if changes.get("teacher") is None and asks_for_a_teacher(changes.get("variant")):
+        arguments["teacher"] = model_path("teacher")
     trainer = cls(**{**arguments, **(trainer_arguments or {})})
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -9,6 +9,7 @@ from ..hooks.clip import PPOClip
 from ..hooks.ratio import ProductRatio, TokenRatio
 from ..hooks.regularizers import KL
 from ..hooks.rewards import KLInReward
+from ..hooks.rollouts_dynamic import DynamicSampling
 from . import entry
 
 GRPO = entry(
@@ -59,11 +60,37 @@ DAPO = entry(
         paper="2503.14476",
         year=2025,
         side="both",
-        idea="A looser upper clip keeps entropy, every token counts the same, and there is no KL.",
+        idea="A looser upper clip keeps entropy, every token counts the same, there is no KL, and every group has something to teach.",
         deviations=(
-            "the objective part: clip-higher, token mean, no KL; the overlong penalty is entry dapo-overlong, dynamic sampling is not here",
+            "the overlong penalty is entry dapo-overlong; without dynamic sampling (rollouts: []) it is entry clip-higher",
+            "correct is the first reward function above correct_above; after max_rounds generations the batch is trained on as it is "
+            "(rollouts: {dynamic_sampling: {when_short: error}} stops, as the authors' code)",
+            "a round draws as many prompts as are missing, theirs a whole generation batch of three times the size; surplus groups "
+            "are dropped in both",
             "tokens are averaged over the whole window, as the authors' code does; the formula as printed divides per prompt "
             "(aggregate: prompt_mean)",
+        ),
+    ),
+    rollouts=DynamicSampling(),
+    advantage=Grouped(),
+    ratio=TokenRatio(),
+    clip=PPOClip(eps_low=0.2, eps_high=0.28),
+    aggregate=TokenMean(),
+)
+
+CLIP_HIGHER = entry(
+    About(
+        id="clip-higher",
+        title="DAPO's objective alone",
+        family="group-relative",
+        paper="2503.14476",
+        year=2025,
+        side="trajectory",
+        idea="A looser upper clip keeps entropy, every token counts the same, and there is no KL; groups as they are sampled.",
+        kind="part",
+        deviations=(
+            "what TRL's loss_type dapo with epsilon_high 0.28 computes when a window is one generation; entry dapo adds the sampling",
+            "tokens are averaged over the whole window; the formula as printed divides per prompt (aggregate: prompt_mean)",
         ),
     ),
     advantage=Grouped(),

@@ -22,7 +22,7 @@ TIS = entry(
         paper="",
         year=2025,
         kind="part",
-        host="dapo",
+        host="clip-higher",
         idea="Engine and trainer disagree on the same weights: multiply each token by the truncated ratio of the two.",
         deviations=(
             "no arXiv paper: the blog 'Your Efficient RL Framework Secretly Brings You Off-Policy RL Training'; truncated importance "
@@ -49,7 +49,7 @@ MIS_ICEPOP = entry(
         paper="2510.18855",
         year=2025,
         kind="part",
-        host="dapo",
+        host="clip-higher",
         idea="Drop the tokens whose trainer / engine ratio leaves an interval, instead of truncating it.",
         deviations=(
             "IcePop's interval [0.5, 5] per token; other codes: TRL sequence_mask up to 3, SkyRL geometric [0.99, 1.01] "
@@ -75,7 +75,7 @@ OPSM = entry(
         paper="2512.02556",
         year=2025,
         kind="part",
-        host="dapo",
+        host="clip-higher",
         idea="A wrong answer that the policy has already made unlikely teaches little and destabilises: drop it.",
         deviations=(
             "the sampler's log-probs where the engine gives them, else the old policy's; TRL's off_policy_mask_threshold does the same",

@@ -31,7 +31,7 @@ HIGHENT = entry(
         family="credit",
         paper="2506.01939",
         year=2025,
-        host="dapo",
+        host="clip-higher",
         idea="Only a few tokens are real decisions: train on the fifth of highest entropy and on nothing else.",
         deviations=(
             "the mean is over the selected tokens, as the authors; TRL's top_entropy_quantile divides by all tokens, a gradient "
@@ -100,7 +100,7 @@ GTPO = entry(
         paper="2508.04349",
         year=2025,
         side="both",
-        host="dapo",
+        host="clip-higher",
         idea="Among right answers the uncertain tokens get more of the reward, among wrong ones the confident tokens more of the "
         "blame.",
         deviations=(
@@ -156,7 +156,7 @@ A3PO = entry(
         family="credit",
         paper="2512.21625",
         year=2025,
-        host="dapo",
+        host="clip-higher",
         idea="Early on, unlikely tokens of right answers and overconfident tokens of wrong ones count double; the factor fades.",
         deviations=(
             "the authors' public code has the static multiplier only; start 2 and decay 0.005 are from the paper's summary",
@@ -179,7 +179,7 @@ FIPO = entry(
         family="credit",
         paper="2603.19835",
         year=2026,
-        host="dapo",
+        host="clip-higher",
         idea="A token counts by how far the policy, since sampling, has moved the rest of its answer.",
         deviations=(
             "constants are from a third-party port (ms-swift) and notes; the official repository could not be fetched",

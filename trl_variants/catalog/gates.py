@@ -43,7 +43,7 @@ GIPO = entry(
         year=2026,
         side="trajectory",
         kind="part",
-        host="dapo",
+        host="clip-higher",
         idea="A detached Gaussian weight in the log-ratio instead of a clip, so stale samples fade smoothly and symmetrically.",
         deviations=(
             "the paper's host is an actor-critic for robots (GAE); shown here on group advantages with a token mean",

@@ -26,7 +26,7 @@ ENTROPY_BONUS = entry(
             "shown on DAPO's objective",
         ),
         ours=("coef 0.001: TRL's default is 0, A3C's 0.01 is for small action spaces",),
-        host="dapo",
+        host="clip-higher",
     ),
     advantage=Grouped(),
     ratio=TokenRatio(),
@@ -51,7 +51,7 @@ ADAPTIVE_ENTROPY = entry(
             "TRL compares with <=, takes steps of 0.005 and applies the coefficient one step later (regularizer: adaptive_entropy)",
             "shown on DAPO's objective",
         ),
-        host="dapo",
+        host="clip-higher",
         inert="while the mean token entropy is at or above 0.2 nats the coefficient is 0; it acts below that",
     ),
     advantage=Grouped(),
@@ -96,10 +96,11 @@ KL_ESTIMATORS = entry(
         idea="k1, k2, k3 estimate the same number but have different gradients as losses; here the value is k3's and the gradient k2's, which descends KL(pi || ref).",
         deviations=(
             "Schulman's note has no arXiv number; the pair shown is verl's 'k3+' on GRPO",
-            "in the loss: hook `kl` (k2, k3; k1 with a live ratio), `kl_straight_through` (any value with the gradient of k2 or k3); "
+            "in the loss: hook `kl` (k2, k3, exact; k1 with a live ratio), `kl_straight_through` (any value with the gradient of k2 or k3); "
             "in the reward: rewards hook `kl_in_reward` (k1, k2, k3), whose k1 descends the reverse KL",
             "no value is clamped at 10 as verl and OpenRLHF do: that would take the gradient away where drift is worst",
-            "the exact form, sum_v pi log(pi/ref), is not built: the trainer never holds both full distributions",
+            "the exact form, sum_v pi log(pi/ref) (hook `kl`, estimator exact), is computed in chunks of the vocabulary's logits "
+            "and recomputed in the backward",
         ),
     ),
     advantage=Grouped(),

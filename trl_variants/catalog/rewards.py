@@ -12,6 +12,7 @@ from ..hooks.rewards_diversity import AnswerFrequency
 from ..hooks.rewards_length import AdaptiveBudget, OutcomeReward, SoftOverlong, StagedLimit
 from ..hooks.rewards_rank import HistoryRank
 from ..hooks.rewards_target import DifficultyTargetBonus, TargetLengthBonus
+from ..hooks.rollouts_dynamic import DynamicSampling
 from ..schedule import Schedule
 from . import entry
 
@@ -31,12 +32,13 @@ DAPO_OVERLONG = entry(
         kind="part",
         host="dapo",
         deviations=(
-            "entry dapo is the objective; this adds the paper's reward (2.4 and eq. 13), dynamic sampling is in neither",
+            "entry dapo with the paper's reward (2.4 and eq. 13)",
             "the penalty starts at L_max - L_cache (16384 of 20480); L_cache is a share of the run's limit here",
             "verl leaves the penalty below -1 for answers above L_max (-1.127 at 21000 tokens); capped here, as printed",
             "a dead group's penalty still gives advantages: filter on correctness, not on the reward's spread",
         ),
     ),
+    rollouts=DynamicSampling(),
     rewards=(OutcomeReward(right=1.0, wrong=-1.0), SoftOverlong(cache_share=0.2)),
     **HIGHER,
 )
@@ -77,9 +79,9 @@ KIMI_K3_EFFORT_BUDGET = entry(
             "b0 is measured at a prompt's first visit (column: names a data set column measured on the cold-start model)",
             "K2.5's alternation of phases and the verbosity rule for judged tasks are not in this entry",
         ),
-        ours=("tau from 1.25 to 0.75: the paper gives no numbers", "b0 as the mean length of the first answers"),
+        ours=("tau from 2 to 1.5: the paper gives no numbers, and below the lengths of right answers the -1 teaches guessing", "b0 as the mean length of the first answers"),
     ),
-    rewards=({"effort_budget": {"tau": Schedule(1.25, 0.75)}},),
+    rewards=({"effort_budget": {"tau": Schedule(2.0, 1.5)}},),
     **GRPO,
 )
 

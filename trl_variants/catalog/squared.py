@@ -70,7 +70,7 @@ DRO = entry(
         family="mirror-descent",
         paper="",
         year=2025,
-        host="dapo",
+        host="clip-higher",
         idea="REINFORCE plus a quadratic penalty on the token log-ratio in place of the clip.",
         deviations=(
             "no paper of its own: verl's Direct Reward Optimization, the token form of Kimi k1.5's objective; the sequence form is kimi-k1-5 "
@@ -94,7 +94,7 @@ KIMI_K3 = entry(
         paper="2607.24653",
         year=2026,
         side="trajectory",
-        host="dapo",
+        host="clip-higher",
         idea="Clip the ratio itself, without a minimum, and pull every token back by a quadratic penalty on its log-ratio.",
         deviations=(
             "the K3 report does not reprint the objective; this is K2.5's equation 1. Its text bounds the log-ratio, the equation the ratio: "
@@ -123,7 +123,7 @@ SEARCH_AGENT_PO = entry(
         paper="2603.10069",
         year=2026,
         side="trajectory",
-        host="dapo",
+        host="clip-higher",
         idea="PPO's clip cannot pull back good tokens that have sunk: add log r on them, the k1 of KL(old || pi).",
         deviations=(
             "seen through third-party notes quoting the loss; host GRPO's advantage with a token mean and no KL",

@@ -51,7 +51,7 @@ CTPO = entry(
         paper="2605.07331",
         year=2026,
         side="trajectory",
-        host="dapo",
+        host="clip-higher",
         idea="A token's importance weight is the product of ratios up to it; the trust region widens with the position like sqrt t.",
         deviations=(
             "bounds exp(-0.025 sqrt t), exp(0.05 sqrt t) as in the authors' code; a formula printed as 1 -/+ exp(-eps sqrt t) is wrong",
@@ -125,7 +125,7 @@ DPPO = entry(
         paper="2602.04879",
         year=2026,
         side="trajectory",
-        host="dapo",
+        host="clip-higher",
         idea="Mask a token when its probability, not its ratio, has moved too far in the direction the advantage pushes.",
         deviations=(
             "the binary total-variation form; clip: {divergence_mask: {divergence: kl, delta: 0.05}} is the KL form; the top-k form needs "
@@ -173,7 +173,7 @@ BAPO = entry(
         paper="2510.18927",
         year=2025,
         side="trajectory",
-        host="dapo",
+        host="clip-higher",
         idea="Re-choose both ratio bounds in every step so that positive tokens supply a set share of the loss's magnitude.",
         deviations=(
             "the share is measured on the tokens PPO leaves unclipped (measure: active). Under the authors' code (surrogate) and the paper's equation "
@@ -199,7 +199,7 @@ CLIP_COV = entry(
         paper="2505.22617",
         year=2025,
         side="trajectory",
-        host="dapo",
+        host="clip-higher",
         idea="A few random tokens whose log-prob and advantage co-vary strongly lose their gradient, because they collapse the entropy.",
         deviations=(
             "means run over the window's tokens; the authors' run over a mini-batch, which is the same",
@@ -220,7 +220,7 @@ KL_COV = entry(
         paper="2505.22617",
         year=2025,
         side="trajectory",
-        host="dapo",
+        host="clip-higher",
         idea="Tokens whose log-prob and advantage co-vary most pay for moving away from the old policy; there is no clip.",
         deviations=(
             "share 0.002 is the authors' 7B setting, written 0.2 percent in their scripts (32B: 0.0002); verl takes a fraction of 0.0002, SkyRL 0.2",
@@ -266,7 +266,7 @@ MICROCODER_GRPO = entry(
         paper="2603.07777",
         year=2026,
         side="both",
-        host="dapo",
+        host="clip-higher",
         idea="Mask some of the truncated answers, not all and not none, raise the upper clip, drop the KL, sample hotter.",
         deviations=(
             "whether correct or incorrect truncated answers are masked differs within the authors' material (equation figure and insights: "

@@ -34,6 +34,13 @@ class RecipeArguments:
         default=None,
         metadata={"help": "Reward functions: names of TRL's own or dotted import paths. Default: the task's."},
     )
+    warm_up: dict | None = field(
+        default=None,
+        metadata={
+            "help": "Supervised phase before the run: a mapping with `steps`, and `column` (solution), `learning_rate` "
+            "(2e-5), `batch_size` (8)."
+        },
+    )
     num_threads: int | None = field(
         default=None,
         metadata={"help": "Torch CPU threads. A tiny model is often fastest with 1. Default: torch's choice."},

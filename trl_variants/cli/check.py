@@ -36,9 +36,11 @@ def findings(spec: recipes.RunSpec) -> tuple[Any, list[Any]]:
     """
     from .. import check
     from ..trainer.config import variant_of
+    from .warm_up import warm_up_of
 
     chosen = variant_of(spec.config)
     _known_task(spec)
+    warm_up_of(spec)
     return chosen, [] if chosen is None else list(check(chosen, spec.config))
 
 

@@ -105,6 +105,8 @@ def put(tree: dict[str, Any], keys: list[str], value: Any) -> None:
             inner = {}
         elif isinstance(inner, str) and head in ("task", "variant"):
             inner = {"name": inner}
+        elif isinstance(inner, str) and head == "teacher":  # its name, with parameters to come
+            inner = {inner: {}}
         elif not isinstance(inner, dict):
             raise VariantError(f"--{'.'.join(keys)}: {head} is {inner!r} and has no {rest[0]!r}")
         tree[head] = dict(inner)

@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import VariantError, did_you_mean
 from .overrides import put, read_recipe, split_words, structured
 
-NESTED = ("task", "variant", "hooks")  # a word or a mapping: read as YAML, never by argparse
+NESTED = ("task", "variant", "hooks", "teacher", "warm_up")  # a word or a mapping: read as YAML, never by argparse
 
 
 @dataclass
@@ -127,8 +127,8 @@ def _parser() -> tuple[Any, dict[str, Any]]:
     for action in parser._actions:
         if action.dest in NESTED:
             action.type = None
-    hints = {f.name: typing.get_type_hints(group)[f.name] for group in groups for f in fields(group) if f.init}
-    return parser, hints
+    of_groups = [(typing.get_type_hints(group), fields(group)) for group in groups]
+    return parser, {f.name: hints[f.name] for hints, own in of_groups for f in own if f.init}
 
 
 def _readable(message: str) -> str:

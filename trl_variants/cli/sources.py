@@ -27,6 +27,7 @@ class Data:
     model_path: Callable[[], str] | None = None  # the task's own model; may convert it first
     evaluate: Callable[[Any, Any], float] | None = None
     model_label: str | None = None
+    teacher_path: Callable[[], str] | None = None  # the task's own teacher
 
     def accuracy(self, model: Any, tokenizer: Any) -> float | None:
         """Returns held-out greedy accuracy, None where the data has no evaluation."""
@@ -59,6 +60,7 @@ def load_data(spec: RunSpec) -> Data:
             rewards or task.reward_funcs,
             task.model_path,
             task.evaluate,
+            teacher_path=task.teacher_path,
         )
     if not rewards:
         raise VariantError("dataset_name needs reward_funcs: names of TRL's or dotted import paths")
@@ -114,9 +116,10 @@ def _reward(name: str) -> Any:
         raise VariantError(f"cannot import the reward function {name!r}: {error}") from error
 
 
-def load_model(spec: RunSpec, data: Data) -> tuple[Any, Any]:
+def load_model(spec: RunSpec, data: Data, folder: Path | None = None) -> tuple[Any, Any]:
     """Loads the recipe's model (or the task's own) and its tokenizer; sets `data.model_label`.
 
+    `folder` holds weights of that model that are to be taken instead, or an adapter on it.
     Raises VariantError where the model is neither a local folder nor to be had from the Hub.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -125,6 +128,9 @@ def load_model(spec: RunSpec, data: Data) -> tuple[Any, Any]:
     arguments = spec.model
     name = _model_name(spec.recipe.model, data)
     data.model_label = spec.recipe.model or Path(name).name
+    whole = folder is not None and not (folder / "adapter_config.json").is_file()
+    if whole:
+        name = str(folder)
     if arguments.load_in_4bit or arguments.load_in_8bit:
         if importlib.util.find_spec("bitsandbytes") is None:
             raise MissingExtra("a 4-bit or 8-bit model", "quantization")
@@ -136,8 +142,6 @@ def load_model(spec: RunSpec, data: Data) -> tuple[Any, Any]:
         "quantization_config": get_quantization_config(arguments),
         **(spec.config.model_init_kwargs or {}),
     }
-    # the trainer refuses init arguments beside a loaded model
-    spec.config.model_init_kwargs = None
     try:
         model = AutoModelForCausalLM.from_pretrained(name, **{k: v for k, v in options.items() if v is not None})
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **shared)
@@ -146,7 +150,36 @@ def load_model(spec: RunSpec, data: Data) -> tuple[Any, Any]:
             f"cannot load the model {name!r}: it is no local folder and the Hub gave nothing; "
             "pass --model FOLDER, or leave `model` out to train the task's own"
         ) from error
+    if folder is not None and not whole:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
     return model, tokenizer
+
+
+def with_task_teacher(given: Any, data: Data) -> Any:
+    """A recipe's `teacher` with the task's own where it says `task`, alone or as the path of a model teacher.
+
+    Raises VariantError where the task has none.
+    """
+    if isinstance(given, dict):
+        named = dict(given)
+        for name, value in given.items():
+            if isinstance(value, dict) or name == "of":  # other texts may be names of columns
+                named[name] = with_task_teacher(value, data)
+            elif name == "path" and value == "task":
+                named[name] = _own_teacher(data)
+        return named
+    return {"model": {"path": _own_teacher(data)}} if given == "task" else given
+
+
+def _own_teacher(data: Data) -> str:
+    try:
+        if data.teacher_path is None:
+            raise ValueError("no task is named, whose teacher could be taken: give the teacher's folder or Hub id")
+        return data.teacher_path()
+    except ValueError as error:
+        raise VariantError(f"teacher: task: {error}") from error
 
 
 def _model_name(asked: str | None, data: Data) -> str:
@@ -166,10 +199,13 @@ def _model_name(asked: str | None, data: Data) -> str:
 
 def build_trainer(spec: RunSpec, data: Data, model: Any, tokenizer: Any) -> Any:
     """Returns the VariantGRPOTrainer of a recipe. Raises VariantError for settings that TRL refuses."""
+    from accelerate.utils import is_peft_model
     from trl import get_peft_config
 
     from ..trainer import VariantGRPOTrainer
 
+    spec.config.model_init_kwargs = None  # the trainer refuses init arguments beside a loaded model
+    spec.config.teacher = with_task_teacher(spec.config.teacher, data)
     evaluates = str(getattr(spec.config.eval_strategy, "value", spec.config.eval_strategy)) != "no"
     try:
         return VariantGRPOTrainer(
@@ -179,7 +215,7 @@ def build_trainer(spec: RunSpec, data: Data, model: Any, tokenizer: Any) -> Any:
             train_dataset=data.train,
             eval_dataset=data.test if evaluates else None,
             processing_class=tokenizer,
-            peft_config=get_peft_config(spec.model),
+            peft_config=None if is_peft_model(model) else get_peft_config(spec.model),
         )
     except VariantError:
         raise

@@ -47,12 +47,18 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
 
     from ..report import LiveCurve, before_after_table, write_result
     from . import sources
+    from .warm_up import run_warm_up, warm_folder, warm_up_of
 
     if spec.recipe.num_threads:
         torch.set_num_threads(spec.recipe.num_threads)
     set_seed(spec.config.seed)
     data = sources.load_data(spec)
-    model, tokenizer = sources.load_model(spec, data)
+    warm, warmed = warm_up_of(spec), None
+    if warm is not None and not (checkpoint and warm_folder(spec).is_dir()):
+        warmed = run_warm_up(warm, spec, data, *sources.load_model(spec, data))
+        if spec.config.process_index == 0:
+            console.print(f"warm-up: {warmed['steps']} steps, loss {warmed['loss_last']:.3f}", highlight=False)
+    model, tokenizer = sources.load_model(spec, data, None if warm is None else warm_folder(spec))
     trainer = sources.build_trainer(spec, data, model, tokenizer)
     main_process = trainer.is_world_process_zero()
     curve = LiveCurve(console=console).attach(trainer)
@@ -75,6 +81,7 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
         "train_seconds": round(seconds, 2),
         "steps": trainer.state.global_step,
         "variant": chosen.name if chosen is not None else None,
+        **({} if warmed is None else {"warm_up": {**warmed, "accuracy_after": before}}),
         **_rewards(history),
         "seed": spec.config.seed,
         "recipe": spec.path,

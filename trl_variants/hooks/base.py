@@ -76,11 +76,14 @@ _DEFAULTS: dict[str, Any] = {
     "update_every": "step",  # when a stateful hook's update() runs: "step" or "generation"
     "random": False,  # whether it wants a named torch.Generator as `rng`
     "selects": False,  # weight hooks: the weight is a 0/1 choice of tokens, seen by later hooks as batch.active
+    "adds": False,  # credit hooks: gives an advantage to rows that have none
     "drift": False,  # weight hooks: corrects what the policy's own samples drifted, so other origins keep weight 1
     "in_denominator": False,  # weight hooks: the weight also enters the aggregation's token count
     "whole_groups": False,  # compares rows of a group in the loss: the trainer never cuts a group between windows
     "divergences": (),  # the `Divergence`s read, beside "distribution" in needs
     "teacher_rows": None,  # (scored) -> (N,) bool, the rows whose teacher log-probs it reads; None: every row
+    "reports_logps": False,  # rollouts hooks: whether trajectories may come with their behaviour's log-probs
+    "draws_prompts": False,  # rollouts hooks: keeps some groups and replaces the others by fresh prompts
     "span": "window",  # "micro-batch": the rule depends on the split by definition and says so
 }
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..divergence import Divergence
 from ..errors import VariantError
 from ..records import TokenBatch, bounded_exp
 from .aggregate import TokenMean
@@ -56,19 +57,29 @@ class KL:
     unless `weight="live"` multiplies by the ratio, which makes value and gradient those of the reverse KL
     (DeepSeek-V3.2).
     k1 alone has expected gradient zero on-policy and is refused; k1 with a live ratio is valid.
-    `weight="detached"` multiplies by the ratio without its gradient. `own_token_mean` averages over the window's tokens
-    whatever the policy term does (REINFORCE++-baseline).
+    `weight="detached"` multiplies by the ratio without its gradient. "exact" is sum_v pi log(pi / ref) over the whole
+    vocabulary: value and gradient of the reverse KL at each prefix, whoever sampled the token. `own_token_mean`
+    averages over the window's tokens whatever the policy term does (REINFORCE++-baseline).
     """
 
     coef: float = param(0.001, low=0.0)
-    estimator: str = param("k3", choices=("k1", "k2", "k3"))
+    estimator: str = param("k3", choices=("k1", "k2", "k3", "exact"))
     weight: str = param("none", choices=("none", "live", "detached"))
     own_token_mean: bool = False
 
     math = "+ {coef} {estimator}(pi || pi_ref)"
-    needs = frozenset({"ref_logps"})
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"ref_logps", "distribution"}) if self.estimator == "exact" else frozenset({"ref_logps"})
+
+    @property
+    def divergences(self) -> tuple[Divergence, ...]:
+        return (Divergence("rkl", anchor="ref"),) if self.estimator == "exact" else ()
 
     def __post_init__(self):
+        if self.estimator == "exact" and self.weight != "none":
+            raise VariantError("kl.estimator='exact' samples no token, so there is none to weight: weight='none'")
         if self.estimator == "k1" and self.weight != "live":
             raise VariantError(
                 "kl.estimator='k1' back-propagated on on-policy samples has expected gradient zero: "
@@ -79,11 +90,15 @@ class KL:
     def descends(self) -> str:
         if self.weight == "live":
             return "reverse KL(pi || ref)"
-        return {"k1": "nothing", "k2": "reverse KL(pi || ref)", "k3": "forward KL(ref || pi)"}[self.estimator]
+        return "forward KL(ref || pi)" if self.estimator == "k3" else "reverse KL(pi || ref)"
 
     def __call__(self, batch: TokenBatch) -> Term:
         # log-space clamp happens inside the estimator, so a drifted reference cannot overflow k3
-        value = kl_estimate(batch.logps - batch.need("ref_logps"), self.estimator)
+        reference = batch.need("ref_logps")
+        if self.estimator == "exact":
+            value = batch.divergence(self.divergences[0])
+        else:
+            value = kl_estimate(batch.logps - reference, self.estimator)
         if self.weight != "none":
             ratio = bounded_exp(batch.log_ratio)
             value = value * (ratio if self.weight == "live" else ratio.detach())

@@ -22,7 +22,10 @@ class KLOfPass(KL):
     eta: float = param(0.5, low=0.0, high=1.0)
 
     math = "+ {coef} {estimator}(pi || pi_ref) [tokens of the pass, eta {eta}]"
-    needs = frozenset({"ref_logps", "old_logps"})
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"old_logps"}
 
     def __call__(self, batch: TokenBatch) -> Term:
         term = super().__call__(batch)

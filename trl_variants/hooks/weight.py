@@ -122,11 +122,11 @@ class EntropyQuantile:
         everyone = batch.gather(entropy[batch.mask.bool()])
         if everyone.numel() == 0:
             return torch.zeros_like(batch.mask)
-        threshold = _quantile(everyone, 1 - self.keep)
+        threshold = exact_quantile(everyone, 1 - self.keep)
         return ((entropy * batch.mask >= threshold) & batch.mask.bool()).to(batch.mask)
 
 
-def _quantile(x: Tensor, q: float) -> Tensor:
+def exact_quantile(x: Tensor, q: float) -> Tensor:
     """torch.quantile without its limit of 16 million values: linear interpolation between order statistics."""
     if x.numel() < 1 << 24:
         return torch.quantile(x, q)

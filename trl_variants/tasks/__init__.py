@@ -3,7 +3,7 @@
 from trl_variants.tasks import arithmetic, gym, scratchpad
 from trl_variants.tasks.arithmetic import tiny_model_path
 from trl_variants.tasks.base import Task, load_task, register_task, task_names
-from trl_variants.tasks.scratchpad import scratchpad_model_path
+from trl_variants.tasks.scratchpad import scratchpad_model_path, scratchpad_teacher_path
 from trl_variants.tasks.smollm2 import smollm2_path
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "register_task",
     "scratchpad",
     "scratchpad_model_path",
+    "scratchpad_teacher_path",
     "smollm2_path",
     "task_names",
     "tiny_model_path",

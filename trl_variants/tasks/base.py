@@ -35,6 +35,7 @@ class Task:
             decides correctness, which is a reward of 1 or more.
         model: path of the default model, or a function without arguments that returns it.
         max_new_tokens: completion budget in tokens that suits the answers.
+        teacher: likewise a stronger model with the same tokenizer; None where there is none.
     """
 
     name: str
@@ -43,10 +44,17 @@ class Task:
     reward_funcs: list[RewardFunc]
     model: str | Callable[[], str]
     max_new_tokens: int = 16
+    teacher: str | Callable[[], str] | None = None
 
     def model_path(self) -> str:
         """Path of the default model; runs the loader if `model` is one."""
         return self.model() if callable(self.model) else self.model
+
+    def teacher_path(self) -> str:
+        """Path of the stronger model, for `teacher=`; ValueError for a task without one."""
+        if self.teacher is None:
+            raise ValueError(f"task {self.name} has no teacher of its own: name a model")
+        return self.teacher() if callable(self.teacher) else self.teacher
 
     def load_model(self, **kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Default model and its tokenizer; `kwargs` go to `AutoModelForCausalLM.from_pretrained`."""

@@ -105,6 +105,9 @@ def trace(terms: Terms, rng: random.Random, wrong: bool) -> str:
     return "".join(step + rng.choice(SEPARATORS) for step in out[:-1]) + out[-1]
 
 
+SCRATCHPAD_SHAPE = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2)  # 0.26 M weights
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What one task's model is trained on, and how.
@@ -117,6 +120,7 @@ class Recipe:
         steps: optimizer steps.
         right_only: share of the steps, the first ones, that see right answers only.
         shape: what of the model differs from `new_model`'s default.
+        task: the task it is for, where that is not its own name.
     """
 
     problems: Callable[[], list[Any]]
@@ -126,6 +130,7 @@ class Recipe:
     steps: int
     right_only: float
     shape: Mapping[str, int] = field(default_factory=dict)
+    task: str = ""
 
 
 RECIPES = {
@@ -144,7 +149,18 @@ RECIPES = {
         tokens=72,
         steps=400,
         right_only=0.6,
-        shape=dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2),
+        shape=SCRATCHPAD_SHAPE,
+    ),
+    # answers in the same manner, without mistakes: the two differ in what is wrong and in nothing else
+    "scratchpad_teacher": Recipe(
+        problems=lambda: scratchpad.split()[0] + 2 * scratchpad.unsolved()[0],
+        prompt=scratchpad.text,
+        answer=lambda terms, rng, wrong: trace(terms, rng, wrong),
+        tokens=60,
+        steps=500,
+        right_only=1.0,
+        shape=SCRATCHPAD_SHAPE,
+        task="scratchpad",
     ),
 }
 
@@ -242,7 +258,7 @@ def main() -> None:
     from trl_variants.tasks.base import load_task
 
     model, tok = AutoModelForCausalLM.from_pretrained(args.out), AutoTokenizer.from_pretrained(args.out)
-    accuracy = load_task(args.task).evaluate(model, tok, batch_size=500)
+    accuracy = load_task(RECIPES[args.task].task or args.task).evaluate(model, tok, batch_size=500)
     print(f"held-out greedy accuracy {accuracy:.3f}, written to {args.out}")
 
 

@@ -3,13 +3,18 @@
 `3+8+5+9=` is answered `3+8=11;11+5=16;16+9=25`. Each step copies the last sum and adds the next digit, so one slip
 spoils the rest. The shipped model mostly forgets the carry of a large digit, sometimes guesses without any steps, and
 repeats itself after a slip: length, entropy and accuracy have room to move, which two-digit sums do not give.
+
+A second split, `unsolved`, starts from a number of two digits, `27+6+4+1=`: the shipped model has never read one and
+never gets there (no right answer in 256 samples of any problem that was tried), so a method needs help from outside.
+The shipped teacher, of the same size and with the same tokenizer, solves both.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 TERMS = (4, 5)
 TRAIN = 9500
 HELD_OUT = 500
+UNSOLVED_FIRST, UNSOLVED_DIGITS, UNSOLVED_TERMS = range(20, 40), range(1, 7), 4
 MAX_NEW_TOKENS = 48
 Terms = tuple[int, ...]
 
@@ -29,6 +35,11 @@ Terms = tuple[int, ...]
 def scratchpad_model_path() -> str:
     """Folder of the shipped model and tokenizer, for `from_pretrained`."""
     return str(files("trl_variants.tasks") / "scratchpad_tiny")
+
+
+def scratchpad_teacher_path() -> str:
+    """Folder of the shipped teacher and its tokenizer, which is the model's."""
+    return str(files("trl_variants.tasks") / "scratchpad_teacher")
 
 
 @functools.cache
@@ -48,6 +59,20 @@ def split() -> tuple[list[Terms], list[Terms]]:
     """
     problems = list(_problems())
     return problems[HELD_OUT:], problems[:HELD_OUT]
+
+
+def unsolved() -> tuple[list[Terms], list[Terms]]:
+    """3820 and 500 problems of a number 20..39 and three digits 1..6 as (train, held out), disjoint.
+
+    The teacher was pretrained on this train side and on that of `split`, the tiny model on the latter alone.
+    """
+    digits = itertools.product(UNSOLVED_FIRST, *[UNSOLVED_DIGITS] * (UNSOLVED_TERMS - 1))
+    problems = list(digits)
+    random.Random(0).shuffle(problems)
+    return problems[HELD_OUT:], problems[:HELD_OUT]
+
+
+SPLITS: dict[str, Callable[[], tuple[list[Terms], list[Terms]]]] = {"standard": split, "unsolved": unsolved}
 
 
 def text(terms: Terms) -> str:
@@ -90,27 +115,55 @@ def dataset(problems: Sequence[Terms], conversational: bool = False) -> Dataset:
     return Dataset.from_list([row(terms) for terms in problems])
 
 
+def _traced(problems: Sequence[Terms], conversational: bool, count: int) -> Dataset:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from trl_variants.tasks.traces import with_traces
+
+    path = scratchpad_teacher_path()
+    teacher, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    found = with_traces(dataset(problems), teacher, tokenizer, count=count, max_new_tokens=MAX_NEW_TOKENS)
+    rows = dataset(problems, conversational)
+    return rows.add_column("target", found["target"][:]).add_column("target_logps", found["target_logps"][:])
+
+
 @register_task("scratchpad")
 def scratchpad(
-    train_size: int | None = None, eval_size: int = HELD_OUT, seed: int = 0, conversational: bool = False
+    train_size: int | None = None,
+    eval_size: int = HELD_OUT,
+    seed: int = 0,
+    conversational: bool = False,
+    split: str = "standard",
+    traces: int = 0,
 ) -> Task:
     """Prompts `a+b+c+d=` or `a+b+c+d+e=` of digits 1..9, reward 1 for the right final sum.
 
+    Column `solution` holds the reference steps (24 tokens with the end token in `unsolved`). They can serve as a
+    teacher's trace; `traces` asks the shipped one for its own.
+
     Args:
-        train_size: number of training problems; None takes all 9500.
+        train_size: number of training problems; None takes all 9500 (3820 of `unsolved`).
         eval_size: number of held-out problems, 1..500.
         seed: order and choice of the training problems. The held-out problems do not depend on it.
         conversational: prompts as messages; the tiny model's chat template renders them to the same text.
+        split: "standard", or "unsolved": a number 20..39 and three digits 1..6, which the tiny model never solves.
+        traces: answers of the shipped teacher for each training problem, in column `target` with their log-probs in
+            `target_logps` (see `traces.with_traces`); a few seconds for a thousand. 0: no such columns.
 
     Raises:
-        ValueError: a size out of range.
+        ValueError: a size out of range, or an unknown split.
     """
-    train, held_out = choose(*split(), train_size, eval_size, seed)
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    if traces < 0:
+        raise ValueError(f"traces must be 0 or more, got {traces}")
+    train, held_out = choose(*SPLITS[split](), train_size, eval_size, seed)
     return Task(
         name="scratchpad",
-        train_dataset=dataset(train, conversational),
+        train_dataset=_traced(train, conversational, traces) if traces else dataset(train, conversational),
         eval_dataset=dataset(held_out, conversational),
         reward_funcs=[scratchpad_reward],
         model=scratchpad_model_path(),
         max_new_tokens=MAX_NEW_TOKENS,
+        teacher=scratchpad_teacher_path(),
     )

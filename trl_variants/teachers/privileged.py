@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..errors import VariantError
 from ..hooks.base import hook, instantiate, param
 from .base import Answer, Around, Question, silence
 
 if TYPE_CHECKING:
+    from ..records import Scored
     from ..trainer.grpo import VariantGRPOTrainer
 
 TEMPLATE = (
@@ -36,6 +38,8 @@ class PrivilegedTeacher:
         siblings: "right": a correct completion of the same group, never the row itself; "any": a random other one where
             no completion of the group is correct; "none".
         pick: which of several: the "first" of the group or a "random" one.
+        reach: which tokens of a completion it speaks of: "all", or, where it was shown a wrong sibling, as many first
+            ones as that "sibling" has (SC-GRPO, 2606.18810).
         template: with {prompt} and {context}; in a conversation it replaces the last user message.
     """
 
@@ -43,6 +47,7 @@ class PrivilegedTeacher:
     column: str | None = "solution"
     siblings: str = param("none", choices=("none", "right", "any"))
     pick: str = param("first", choices=("first", "random"))
+    reach: str = param("all", choices=("all", "sibling"))
     template: str = TEMPLATE
 
     def __post_init__(self):
@@ -72,18 +77,33 @@ class PrivilegedTeacher:
             self._context(i, row, question, seed) for i, row in zip(question.index.tolist(), question.rows, strict=True)
         ]
 
+    def sibling(self, i: int, scored: Scored, seed: int) -> int | None:
+        """The row of `scored` whose completion row i is shown, if any."""
+        if self.siblings == "none":
+            return None
+        others = ((scored.group == scored.group[i]) & ~torch.isnan(scored.reward)).nonzero().squeeze(1).tolist()
+        right = [j for j in others if scored.correct[j]]
+        found = [j for j in right if j != i]
+        if self.siblings == "any" and not right:
+            found = [j for j in others if j != i]
+        if not found:
+            return None
+        return found[0] if self.pick == "first" else random.Random(f"{seed}/{scored.step}/{i}").choice(found)
+
+    def within(self, question: Question, seed: int) -> Tensor:
+        """(b, T) bool, tokens inside `reach`."""
+        mask = question.batch["completion_mask"]
+        longest = [mask.shape[1]] * len(mask)
+        for row, i in enumerate(question.index.tolist() if self.reach == "sibling" else []):
+            j = self.sibling(i, question.scored, seed)
+            if j is not None and not question.scored.correct[j]:
+                longest[row] = int(question.scored.fact("length")[j])
+        return mask.cumsum(1) <= torch.tensor(longest, device=mask.device).unsqueeze(1)
+
     def _context(self, i: int, row: dict[str, Any], question: Question, seed: int) -> str | None:
-        if self.siblings != "none":
-            scored = question.scored
-            others = ((scored.group == scored.group[i]) & ~torch.isnan(scored.reward)).nonzero().squeeze(1).tolist()
-            right = [j for j in others if scored.correct[j]]
-            found = [j for j in right if j != i]
-            if self.siblings == "any" and not right:
-                found = [j for j in others if j != i]
-            if found:
-                draw = random.Random(f"{seed}/{scored.step}/{i}")
-                j = found[0] if self.pick == "first" else draw.choice(found)
-                return str(scored.texts["completions"][j])
+        j = self.sibling(i, question.scored, seed)
+        if j is not None:
+            return str(question.scored.texts["completions"][j])
         if self.column is None:
             return None
         if self.column not in row:
@@ -130,4 +150,5 @@ class Privileged(Around):
         }
         shown = [{**row, "prompt": prompt} for row, prompt in zip(part.rows, prompts, strict=True)]
         answer = self.inner.answer(replace(part, batch=batch, rows=shown)).spread(asked, len(contexts))
-        return replace(answer, mask=answer.said * told.to(answer.logps).unsqueeze(1))
+        told = told.unsqueeze(1) & self.spec.within(question, self.trainer.args.seed)
+        return replace(answer, mask=answer.said * told.to(answer.logps))

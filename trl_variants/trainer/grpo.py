@@ -25,11 +25,13 @@ from ..hooks.metrics import Mean, Metric
 from ..objective import Loss, advantages, coefficients, evaluate, score
 from ..parity import sampler_correction
 from ..records import Run, TokenBatch, Window, column
+from ..schedule import at
 from .checkpoint import load_rank, load_shared, save_rank, save_shared
 from .config import VariantGRPOConfig, variant_of
 from .memory import HookMemory
 from .metrics import MetricBook
-from .rollouts import apply_rollout_hooks
+from .resampling import Resampling
+from .rollouts import RolloutSeam
 from .scoring import build_scored, dead_groups
 from .seam import SeamTrainer
 from .selftest import self_test
@@ -96,7 +98,6 @@ class VariantGRPOTrainer(SeamTrainer):
         self._generations = 0
         self._stats: list[dict] = []
         self._completion_ids: list = []
-        self._rollout_flags: dict[str, Tensor] | None = None
         self._tested = not (self.named and getattr(args, "self_test", False))
         super().__init__(
             model=model,
@@ -115,6 +116,8 @@ class VariantGRPOTrainer(SeamTrainer):
             environment_factory=environment_factory,
         )
         self.services = Services(self)
+        self.rollouts = RolloutSeam(self)
+        self.resampling = Resampling(self)
         self.run_facts = Run(
             max_completion_length=args.max_completion_length or 0,
             group_size=args.num_generations,
@@ -157,17 +160,16 @@ class VariantGRPOTrainer(SeamTrainer):
         """One generation with this variant's advantages instead of TRL's, and per-row facts for the hooks."""
         training = self.training
         if training:
-            for h in self.variant.prompts:
-                rows = h(rows, self.services)
+            rows = self._training_rows(rows)
         output = generate(rows)
-        if self._empty_rows:
-            output["completion_mask"][self._empty_rows] = 0
+        if self.empty_rows:
+            output["completion_mask"][self.empty_rows] = 0
         group_size = self.num_generations if training else self.num_generations_eval
         scored = build_scored(self, rows, output, self._reward_matrix, self._completion_ids, group_size)
         mine = slice(self.accelerator.process_index * len(rows), (self.accelerator.process_index + 1) * len(rows))
         self._log_generation(scored)
-        if training and self._rollout_flags is not None:
-            scored = scored.with_(**{k: self.gather_rows(v, 0) for k, v in self._rollout_flags.items()})
+        if training:
+            scored = self.rollouts.mark(scored, output)
         output["solved"] = scored.solved[mine]
         states, rngs = self.memory.states, self.memory.generators(training)
         scored = self.teaching.teach(rows, output, scored)
@@ -187,30 +189,58 @@ class VariantGRPOTrainer(SeamTrainer):
         output["correct"], output["truncated"] = scored.correct[mine], scored.truncated[mine]  # type: ignore[index]
         output["group"] = scored.group[mine] + self._generations * len(scored.group)
         self._generations += 1
-        if scored.origin is not None:
-            output["origin"] = scored.origin[mine].unsqueeze(1).expand(-1, width)
         self.teaching.forget(output)
         for learner in self.variant.learners if training else ():
             seen = learner.observe(scored, output) or {}
             output.update({f"extra/{name}": value for name, value in seen.items()})
         return output
 
+    @property
+    def generation(self) -> int:
+        """How many generations came before."""
+        return self._generations
+
+    def _training_rows(self, rows: list) -> list:
+        """The data set rows to generate for: what the prompts hooks choose, kept groups where a rollouts hook asks."""
+
+        def choose(drawn: list) -> list:
+            for h in self.variant.prompts:
+                drawn = h(drawn, self.services)
+            return drawn
+
+        for path, h in self.variant.hooks():
+            if path.startswith("rollouts.") and h.draws_prompts:
+                return self.resampling.rows(len(rows), path, at(h, self.progress), choose)
+        rows = choose(rows)
+        self.rollouts.begin(rows)
+        return rows
+
+    def sampled(self, prompts: list, generate: Callable[[list], tuple]) -> tuple:
+        return self.rollouts.sampled(prompts, generate) if self.training else generate(prompts)
+
+    def first_turn(self, generate: Callable, *given: Any) -> tuple:
+        return self.rollouts.first_turn(generate, *given) if self.training else generate(*given)
+
+    def replaced(self, output: dict) -> dict:
+        return self.rollouts.replaced(output) if self.training else output
+
     def _calculate_rewards(self, inputs: list, prompts: list, completions: list, completion_ids_list: list) -> Tensor:
         self._completion_ids = completion_ids_list
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        given = inputs, prompts, completions, completion_ids_list
+        matrix = self.rollouts.rewards(self.stock_rewards, *given) if self.training else self.stock_rewards(*given)
+        self._reward_matrix = matrix
+        return matrix
 
-    def edit_rollouts(self, generated: tuple) -> tuple:
-        self._rollout_flags = None
-        if self.training and self.variant.rollouts:
-            generated, self._rollout_flags = apply_rollout_hooks(self, generated)
-        return generated
+    def stock_rewards(self, *given: Any) -> Tensor:
+        """(N, F) what the reward functions say of these rows, every process having equally many."""
+        return super()._calculate_rewards(*given)
 
     def _log_generation(self, scored: Any) -> None:
         metrics = self._metrics["train" if self.training else "eval"]
         for name, value in dead_groups(scored).items():
             metrics[name].append(value)
         empty = self.accelerator.reduce(
-            torch.tensor(float(len(self._empty_rows)), device=scored.rewards.device), reduction="sum"
+            torch.tensor(float(len(self.empty_rows)), device=scored.rewards.device), reduction="sum"
         )
         metrics["completions/empty"].append(float(empty) / len(scored.rewards))
 
@@ -430,10 +460,11 @@ def _teacher_parts(record: TokenBatch) -> dict[str, Metric]:
     if record.teacher_logps is None:
         return {}
     gap, says = -record.teacher_gap(of="current"), record.teacher_says.to(record.mask)
+    where = lambda key: record.mask if "/ref" in key else says  # noqa: E731
     return {
         "teacher/kl": Mean.over(gap, says),
         "teacher/tokens": Mean.over(says, record.mask),
-        **{f"divergence/{key}": Mean.over(value, says) for key, value in record.divergences.items()},
+        **{f"divergence/{key}": Mean.over(value, where(key)) for key, value in record.divergences.items()},
     }
 
 

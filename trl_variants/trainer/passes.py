@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
+from ..errors import VariantError
 from ..teachers.weights import adapter
 from .head import Head
 from .missing import missing_model
@@ -53,6 +54,8 @@ class ModelPasses:
     def load_frozen(self, path: str, dtype: str = "auto", load_in_4bit: bool = False) -> nn.Module:
         """Another causal LM that answers at the run's temperature, in evaluation mode and without gradient."""
         if self.given_teacher is not None:
+            if self.causal_lm(self.given_teacher) is self.causal_lm(self.model):
+                raise VariantError("the policy's own model was given as its teacher: write teacher: base, or live")
             return self.prepare_frozen(self.given_teacher)
         quantized: dict[str, Any] = {}
         if load_in_4bit:
@@ -68,9 +71,9 @@ class ModelPasses:
     def prepare_frozen(self, model: nn.Module) -> nn.Module:
         model.requires_grad_(False)
         keep_4bit_trainable_on_cpu(model)
-        if not is_peft_model(model):
-            fp32 = self.args.cast_lm_head_to_fp32
-            add_fused_lm_head(model, self.temperature, fp32, outputs=("log_probs", "entropy"))
+        inside: Any = model.get_base_model() if is_peft_model(model) else model  # type: ignore[operator]
+        fp32 = self.args.cast_lm_head_to_fp32
+        add_fused_lm_head(inside, self.temperature, fp32, outputs=("log_probs", "entropy"))
         return self.accelerator.prepare_model(model, evaluation_mode=True).eval()
 
     @property
@@ -91,7 +94,10 @@ class ModelPasses:
     def frozen_pass(self, model: nn.Module, batch: Mapping, hidden: bool) -> tuple[Tensor, Tensor | None]:
         """(b, T) log-probs of the completions under `model` and, where asked for, its last hidden states (b, T, H)."""
         with self.scoring(), hidden_states(self, model, hidden) as seen:
-            logps, _, _ = self.logps_and_entropy(model, batch, batch_size=self.args.per_device_train_batch_size)
+            size = self.args.per_device_train_batch_size
+            logps, _, _ = self.logps_and_entropy(
+                model, batch, batch_size=size, entropy=False
+            )  # TRL's reference has none
         width = batch["completion_ids"].size(1)
         return logps, torch.cat(seen)[:, -width - 1 : -1] if hidden else None
 

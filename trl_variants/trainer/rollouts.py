@@ -32,7 +32,6 @@ Logps = list[Any]  # one row: numbers, None or NaN where unknown
 class Earned:
     """What one trajectory got: its rewards (F,) and what the reward functions logged of it."""
 
-    ids: list[int]
     rewards: Tensor
     columns: dict[str, Any] = field(default_factory=dict)
 
@@ -46,6 +45,7 @@ class Finished:
     logps: list[Logps | None]  # of tokens that are not the policy's
     in_baseline: list[bool]
     in_policy_loss: list[bool]
+    empty: list[int] = field(default_factory=list)  # rows for which nothing was generated
 
 
 class RolloutSeam:
@@ -56,15 +56,26 @@ class RolloutSeam:
         self.rows: list[dict[str, Any]] = []  # data set rows of the generation at hand
         self.prompts: list = []  # the same as TRL generates from
         self.plan: list[Given | None] = []
-        self.earned: dict[int, Earned] = {}
+        self.earned: dict[tuple, Earned] = {}  # by row and token ids
         self.generated: tuple = ()  # TRL's tuple before the hooks
         self.finished: Finished | None = None
         self.ready: Finished | None = None  # sampled already: what TRL's next generation is answered with
-        if any(h.draws_prompts for h in self._hooks()) and not hasattr(trainer.train_dataset, "__len__"):
-            raise VariantError("a rollouts hook that draws fresh prompts needs a data set with a length, not a stream")
+        drawing = [h.hook_name for h in self._hooks() if h.draws_prompts]
+        if drawing and not hasattr(trainer.train_dataset, "__len__"):
+            raise VariantError(
+                f"{drawing[0]} draws fresh prompts, which needs a data set with a length, not a stream: rollouts: []"
+            )
+        if drawing and trainer.environment_factories is not None:
+            raise VariantError(f"{drawing[0]} draws fresh prompts and cannot reset environments for them: rollouts: []")
+        if len(drawing) > 1:
+            raise VariantError(f"{' and '.join(drawing)} both decide which groups stay: keep one")
 
     def _hooks(self) -> list[Any]:
         return [at(h, self.trainer.progress) for h in self.trainer.variant.rollouts]
+
+    @property
+    def _active(self) -> bool:
+        return bool(self.trainer.variant.rollouts)
 
     def begin(self, rows: list[dict[str, Any]]) -> None:
         """Another generation, of these data set rows."""
@@ -74,12 +85,13 @@ class RolloutSeam:
 
     def sampled(self, prompts: list, generate: Callable[[list], tuple]) -> tuple:
         """TRL's tuple for these prompts, after every rollouts hook."""
-        if not self.trainer.variant.rollouts:
+        if not self._active:
             return generate(prompts)
         if self.ready is None:
             self.run(prompts, generate)
         else:
             self.finished, self.ready = self.ready, None
+            self.trainer.empty_rows = self.finished.empty
         return self.finished.generated  # type: ignore[union-attr]
 
     def run(self, prompts: list, generate: Callable[[list], tuple]) -> Finished:
@@ -95,29 +107,38 @@ class RolloutSeam:
         return self.finished
 
     def _given(self) -> list[Given | None]:
-        trainer, plan, error = self.trainer, [None] * len(self.rows), None
+        trainer, error, cause = self.trainer, None, None
+        plan: list[Given | None] = [None] * len(self.rows)
         try:
             for h in self._hooks():
                 if hasattr(h, "given"):
                     found = h.given(self.rows, trainer.services)
                     plan = [known or new for known, new in zip(plan, found, strict=True)]
+            for g in filter(None, plan):
+                self._refuse_impossible(g)
             if any(plan) and trainer.tools:
                 raise VariantError("trajectories from elsewhere cannot be mixed with tools: drop the tools or the hook")
-        except VariantError as raised:  # the other processes must not wait for this one
-            error = str(raised)
-        trainer.fail_together(error)
-        limit = trainer.max_completion_length or math.inf
-        for g in plan:
-            if g is not None and (not g.ids or len(g.ids) > limit or not g.complete and len(g.ids) == limit):
-                raise VariantError(
-                    f"a given trajectory has {len(g.ids)} tokens: at least 1, and at most max_completion_length={limit}"
-                )
+        except Exception as raised:  # the other processes must not wait for this one
+            error, cause = (
+                str(raised) if isinstance(raised, VariantError) else f"a rollouts hook failed: {raised!r}",
+                raised,
+            )
+        trainer.fail_together(error, cause=cause)
         return plan
+
+    def _refuse_impossible(self, g: Given) -> None:
+        limit = self.trainer.max_completion_length or math.inf
+        if not g.ids or len(g.ids) > limit or (not g.complete and len(g.ids) == limit):
+            raise VariantError(
+                f"a given trajectory has {len(g.ids)} tokens: at least 1, and at most max_completion_length={limit}"
+            )
+        if g.logps is not None and len(g.logps) != len(g.ids):
+            raise VariantError(f"a given trajectory of {len(g.ids)} tokens comes with {len(g.logps)} log-probs")
 
     def first_turn(self, generate: Callable, prompt_ids: list, images: Any, fields: dict, group_size: int) -> tuple:
         """(completion ids, log-probs) of every row; rows that are given in full are not generated."""
         plan = self.plan
-        if not any(part for part in self.trainer.gather_objects([any(plan)])):
+        if not self._active or not any(self.trainer.gather_objects([any(plan)])):
             return generate(prompt_ids, images, fields, group_size)
         begun = [i for i, g in enumerate(plan) if g is not None and not g.complete]
         if images is not None:  # image tensors do not divide by row
@@ -164,15 +185,27 @@ class RolloutSeam:
         return ids, logps
 
     def replaced(self, output: dict) -> dict:
-        """A rollout function's answer with the given rows in it: such a function knows nothing of them."""
-        if any(g is not None and not g.complete for g in self.plan):
-            raise VariantError("rollout_func cannot continue a given prefix: generate with the trainer's own engine")
-        ids, logps = list(output["completion_ids"]), output["logprobs"]
-        ids, logps = self._filled(ids, None if logps is None else list(logps))
-        out = {**output, "completion_ids": ids, "logprobs": logps}
-        if "env_mask" in output:
-            pairs = zip(self.plan or [None] * len(ids), output["env_mask"], strict=True)
-            out["env_mask"] = [mask if g is None else [1] * len(g.ids) for g, mask in pairs]
+        """A rollout function's answer with the given rows in it.
+
+        It samples rows that are given in full for nothing; a given prefix it must continue itself, see
+        `services.given`.
+        """
+        out = {name: list(v) if isinstance(v, list) else v for name, v in output.items()}
+        for i, g in enumerate(self.plan):
+            if g is None:
+                continue
+            if g.complete:
+                out["completion_ids"][i] = list(g.ids)
+                if "env_mask" in out:
+                    out["env_mask"][i] = [1] * len(g.ids)
+            elif list(out["completion_ids"][i][: len(g.ids)]) != list(g.ids):
+                raise VariantError(
+                    "rollout_func does not continue the given prefixes: the completion of row i must begin with "
+                    "trainer.services.given[i].ids where that is not None"
+                )
+            if out["logprobs"] is not None:
+                rest = [] if g.complete else list(out["logprobs"][i][len(g.ids) :])
+                out["logprobs"][i] = [None] * len(g.ids) + rest
         return out
 
     # --- after it -----------------------------------------------------------------------------------------------
@@ -231,6 +264,7 @@ class RolloutSeam:
             logps=behaviour,
             in_baseline=list(rollouts.in_baseline),
             in_policy_loss=list(rollouts.in_policy_loss),
+            empty=[i for i in self.trainer.empty_rows if list(ids[i]) == list(before[i])],
         )
 
     def _logps(self, logps: list | None, ids: list, origin: list) -> tuple[list[Logps | None], list[Logps]]:
@@ -263,8 +297,8 @@ class RolloutSeam:
         if any(h.reports_logps for h in trainer.variant.rollouts):
             known = output.get("sampling_per_token_logps")
             known = torch.full(like.shape, math.nan, device=like.device) if known is None else known.clone()
-            for i, row in enumerate(done.logps):
-                for t, x in enumerate(row or []):
+            for i, logps in enumerate(done.logps):
+                for t, x in enumerate(logps or []):
                     known[i, t] = known[i, t] if x is None else x
             output["sampling_per_token_logps"] = known
         flag = lambda x: gather(torch.tensor(x, device=like.device), 0)  # noqa: E731
@@ -285,23 +319,25 @@ class RolloutSeam:
 
     def _log(self, scored: Scored) -> None:
         metrics = self.trainer._metrics["train"]
-        raw, foreign = scored.reward, scored.origin != 0
+        origin: Tensor = scored.origin  # type: ignore[assignment]
+        traces, foreign = origin.eq(1), origin.ne(0)
         for name, rows in (("policy", ~foreign), ("elsewhere", foreign)):
-            metrics[f"reward/{name}"].append(float(raw[rows].nanmean()))
-        traces = scored.origin == 1
-        count = max(int(traces.sum()), 1)
-        metrics["traces/rows"].append(float(traces.sum()))
-        metrics["traces/wrong"].append(float((traces & ~scored.correct.bool()).sum()) / count)
-        metrics["traces/truncated"].append(float((traces & scored.fact("truncated")).sum()) / count)
+            if rows.any():
+                metrics[f"reward/{name}"].append(float(scored.reward[rows].nanmean()))
+        if not any(hasattr(h, "given") for h in self.trainer.variant.rollouts):
+            return
+        metrics["traces/rows"].append(float(foreign.sum()))
+        if count := int(traces.sum()):
+            metrics["traces/wrong"].append(float((traces & ~scored.correct.bool()).sum()) / count)
+            metrics["traces/truncated"].append(float((traces & scored.fact("truncated")).sum()) / count)
 
     # --- rewards ------------------------------------------------------------------------------------------------
 
     def rewards(self, stock: Callable, rows: list, prompts: list, completions: list, ids: list) -> Tensor:
         """(N, F) of all processes: what is known already, and the reward functions for the rest. Collective."""
-        if not any(self.trainer.gather_objects([bool(self.earned)])):
+        if not self._active or not any(self.trainer.gather_objects([bool(self.earned)])):
             return stock(rows, prompts, completions, ids)
-        known = [self.earned.get(i) for i in range(len(rows))]
-        known = [e if e is not None and e.ids == list(row) else None for e, row in zip(known, ids, strict=True)]
+        known = [self.earned.get(key(i, row)) for i, row in enumerate(ids)]
         fresh = [i for i, e in enumerate(known) if e is None]
         pick = lambda values: [values[i] for i in fresh]  # noqa: E731
         new = self.earn(stock, pick(rows), pick(prompts), pick(completions), pick(ids))
@@ -309,7 +345,8 @@ class RolloutSeam:
             known[i] = e
         names = sorted({name for e in known for name in e.columns})  # type: ignore[union-attr]
         self.trainer.log_columns({n: [e.columns.get(n) for e in known] for n in names})  # type: ignore[union-attr]
-        return self.trainer.gather_rows(torch.stack([e.rewards for e in known]), math.nan)  # type: ignore[union-attr]
+        matrix = torch.stack([e.rewards.to(self.trainer.accelerator.device) for e in known])  # type: ignore[union-attr]
+        return self.trainer.gather_rows(matrix, math.nan)
 
     def earn(self, stock: Callable, rows: list, prompts: list, completions: list, ids: list) -> list[Earned]:
         """What these trajectories of this process get. Collective; a process may have none."""
@@ -328,22 +365,26 @@ class RolloutSeam:
             matrix = stock(rows, prompts, completions, ids)
         first = trainer.accelerator.process_index * most
         own = matrix[first : first + size]
-        return [
-            Earned(list(ids[i]), own[i], {n: v[i] for n, v in columns.items() if len(v) == most}) for i in range(size)
-        ]
+        return [Earned(own[i], {n: v[i] for n, v in columns.items() if len(v) == most}) for i in range(size)]
 
-    def verify(self, rollouts: Rollouts, chosen: Sequence[int]) -> list[Earned]:
-        """What the chosen rows of this process get for the trajectories in `rollouts`. Collective."""
-        ids = [list(rollouts.completion_ids[i]) for i in chosen]
-        earned = self.earn(
+    def verify(self, chosen: Sequence[int], ids: list) -> list[Earned]:
+        """What the chosen rows of this process get for these token ids, asked for once. Collective."""
+        new = [i for i in chosen if key(i, ids[i]) not in self.earned]
+        fresh = self.earn(
             self.trainer.stock_rewards,
-            [self.rows[i] for i in chosen],
-            [self.prompts[i] for i in chosen],
-            [self._completion(i, row) for i, row in zip(chosen, ids, strict=True)],
-            ids,
+            [self.rows[i] for i in new],
+            [self.prompts[i] for i in new],
+            [self._completion(i, ids[i]) for i in new],
+            [list(ids[i]) for i in new],
         )
-        return earned
+        self.earned.update((key(i, ids[i]), e) for i, e in zip(new, fresh, strict=True))
+        return [self.earned[key(i, ids[i])] for i in chosen]
 
     def _completion(self, i: int, ids: list[int]) -> Any:
         _, before, _, completions, *_ = self.generated
-        return completions[i] if list(before[i]) == ids else self.said(ids, completions[i])
+        return completions[i] if list(before[i]) == list(ids) else self.said(ids, completions[i])
+
+
+def key(i: int, ids: Sequence[int]) -> tuple:
+    """Names a trajectory of this process."""
+    return i, *ids

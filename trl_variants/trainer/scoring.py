@@ -39,7 +39,7 @@ def build_scored(
     device, gather = matrix.device, trainer.gather_rows
     ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
     facts = torch.tensor([[len(i), i[-1] not in ends] for i in ids], dtype=torch.long, device=device)
-    facts[trainer._empty_rows, 0] = 0  # a pad token stands for an empty answer
+    facts[trainer.empty_rows, 0] = 0  # a pad token stands for an empty answer
     if output.get("tool_mask") is not None:  # tool output is not the policy's
         facts[:, 0] -= (output["completion_mask"] * (1 - output["tool_mask"])).sum(1)
     facts = gather(facts, 0)

@@ -29,7 +29,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 from transformers import Trainer as HFTrainer
 from transformers import TrainerCallback
-from trl import GRPOTrainer
+from trl import GRPOTrainer, prepare_multimodal_messages
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
     add_fused_lm_head,
@@ -136,9 +136,10 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         self._reward_errors: list[str] = []
         self._reward_cause: Exception | None = None
         self._reward_matrix: Tensor = torch.empty(0)
-        self._empty_rows: list[int] = []
+        self.empty_rows: list[int] = []
         self._buffered_inputs: list[dict] | None = None
         self._first_turn = False
+        self._pending_extra_logs: dict[str, list] = defaultdict(list)
         try:
             super().__init__(*args, **kwargs)
         except (OSError, ImportError) as error:
@@ -313,10 +314,29 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         )
 
     def _generate(self, prompts: list) -> tuple:
-        return self.sampled(prompts, self._generate_all)
+        return self.sampled(prompts, self.sample_all)
 
-    def _generate_all(self, prompts: list) -> tuple:
-        self._empty_rows, self._first_turn = [], True
+    def staged(self, rows: list) -> list:
+        """Other data set rows than TRL's, made ready to be sampled: their prompts with images, the tools of each."""
+        if self.tools:
+            plain, waiting = [], []
+            for tool in getattr(self, "_standalone_tools"):  # noqa: B009
+                (waiting if inspect.iscoroutinefunction(tool) else plain).append(tool)
+            self._sync_tool_dicts = [{t.__name__: t for t in plain} for _ in rows]
+            self._async_tool_dicts = [{t.__name__: t for t in waiting} for _ in rows]
+        if "images" in rows[0]:
+            images = [row["images"] for row in rows]
+        elif "image" in rows[0]:
+            images = [None if row["image"] is None else [row["image"]] for row in rows]
+        else:
+            return [row["prompt"] for row in rows]
+        if not any(images):
+            return [row["prompt"] for row in rows]
+        return [prepare_multimodal_messages(r["prompt"], images=i) for r, i in zip(rows, images, strict=True)]
+
+    def sample_all(self, prompts: list) -> tuple:
+        """TRL's generation for this process's prompts; every process must have equally many."""
+        self.empty_rows, self._first_turn = [], True
         rollout_func: Any = getattr(self, "rollout_func")  # noqa: B009
         if rollout_func is not None:
             self.rollout_func = self._without_empty_completions(rollout_func)
@@ -352,7 +372,7 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
 
     def _fill_empty(self, completion_ids: list, logprobs: list | None) -> tuple[list, list | None]:
         # TRL reads ids[-1] of every row; one pad token, masked afterwards, stands for "nothing was generated"
-        self._empty_rows = [i for i, ids in enumerate(completion_ids) if len(ids) == 0]
+        self.empty_rows = [i for i, ids in enumerate(completion_ids) if len(ids) == 0]
         pad = self._tokenizer.pad_token_id
         filled = [ids if len(ids) else [pad] for ids in completion_ids]
         if logprobs is not None:
@@ -422,9 +442,11 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
     @contextlib.contextmanager
     def logged_columns(self) -> Iterator[dict[str, list]]:
         """Keeps what reward functions log per completion away from the completions table."""
-        before, self._pending_extra_logs = self._pending_extra_logs, defaultdict(list)
+        before: dict[str, list] = self._pending_extra_logs
+        columns: dict[str, list] = defaultdict(list)
+        self._pending_extra_logs = columns
         try:
-            yield self._pending_extra_logs
+            yield columns
         finally:
             self._pending_extra_logs = before
 
@@ -436,9 +458,10 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
     # --- model passes -------------------------------------------------------------------------------------------
 
     def logps_and_entropy(
-        self, model: nn.Module, batch: dict, aux: bool = False, batch_size: int | None = None
+        self, model: nn.Module, batch: dict, aux: bool = False, batch_size: int | None = None, entropy: bool = True
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(B, T) log-probs of the completion tokens, their entropy, and the MoE auxiliary loss (when `aux`)."""
+        """(B, T) log-probs of the completion tokens, their entropy (when `entropy`), and the MoE auxiliary loss (when
+        `aux`)."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         result = self._get_per_token_logps_and_entropies(
@@ -447,7 +470,7 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
             attention,
             batch["completion_ids"].size(1),
             compute_aux_loss=aux,
-            compute_entropy=True,
+            compute_entropy=entropy,
             batch_size=batch_size,
             **{k: batch.get(k) for k in _MULTIMODAL},
         )

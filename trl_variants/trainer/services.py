@@ -35,12 +35,28 @@ class Services:
         return self._trainer.rollouts.rows
 
     @property
+    def given(self) -> list:
+        """`Given` or None for each row of this process, while its rows are sampled in training; else empty."""
+        return self._trainer.rollouts.plan if self._trainer.training else []
+
+    @property
     def group_size(self) -> int:
         return self._trainer.num_generations
 
     @property
     def progress(self) -> float:
         return self._trainer.progress
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """max_completion_length."""
+        return self._trainer.max_completion_length
+
+    def log(self, name: str, value: float) -> None:
+        """A metric of this generation, summed over the processes. Collective."""
+        trainer = self._trainer
+        total = trainer.accelerator.reduce(torch.tensor(float(value), device=trainer.accelerator.device), "sum")
+        trainer._metrics["train"][name].append(float(total))
 
     def place(self, i: int) -> tuple[int, int]:
         """(group, place in the group) of this process's row i, counted over all processes."""
@@ -65,12 +81,10 @@ class Services:
 
         They are kept: no trajectory is rewarded twice. Collective, with any number of rows.
         """
-        seam = self._trainer.rollouts
-        chosen = list(range(len(rollouts.completion_ids)) if chosen is None else chosen)
-        new = [i for i in chosen if i not in seam.earned or seam.earned[i].ids != list(rollouts.completion_ids[i])]
-        seam.earned.update(zip(new, seam.verify(rollouts, new), strict=True))
+        ids = rollouts.completion_ids
+        earned = self._trainer.rollouts.verify(list(range(len(ids)) if chosen is None else chosen), ids)
         above = getattr(self._trainer.args, "correct_above", 0.5)
-        found = [seam.earned[i].rewards.tolist() for i in chosen]
+        found = [e.rewards.tolist() for e in earned]
         return [(rewards, bool(rewards) and rewards[0] > above) for rewards in found]
 
     def in_groups(self, values: list) -> list[list]:

@@ -45,20 +45,21 @@ class Traces:
         raise VariantError(f"column {column!r} must hold text or an assistant message for each trace, it holds {one!r}")
 
     def ids(self, row: dict[str, Any], text: str) -> list[int]:
-        """Token ids of a completion that says `text` and ends, cut at max_completion_length.
+        """Token ids of a completion that says `text` and ends, cut at max_completion_length."""
+        body, end = self.body(row, text), self._end(row["prompt"])
+        return [*body, *([] if body[-1:] == [end] else [end])][: self._trainer.max_completion_length]
+
+    def body(self, row: dict[str, Any], text: str) -> list[int]:
+        """Token ids of `text` without an end, after this row's prompt.
 
         A `<think>` that the prompt's template has opened already is not opened twice.
         """
-        trainer = self._trainer
         prompt = row["prompt"]
         opening = prompt if isinstance(prompt, str) else self._rendered(prompt, add_generation_prompt=True)
         if opening.rstrip().endswith(_THINK) and text.lstrip().startswith(_THINK):
             text = text.lstrip().removeprefix(_THINK)
             text = text.removeprefix("\n") if opening.endswith("\n") else text
-        body = trainer._tokenizer(text, add_special_tokens=False)["input_ids"]
-        end = self._end(prompt)
-        ids = [*body, *([] if body[-1:] == [end] else [end])]
-        return ids[: trainer.max_completion_length]
+        return list(self._trainer._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _rendered(self, messages: list, **how: Any) -> str:
         trainer = self._trainer
