@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test slow lint types smollm2 benchmark methods clean
+.PHONY: help setup quickstart test slow lint types smollm2 benchmark methods teachers clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -71,6 +71,9 @@ benchmark: .venv/.dev.stamp ## step time against TRL's own trainer
 
 methods: .venv/.dev.stamp ## train every method on the scratchpad task, up to an hour; run again to resume
 	@$(BIN)/python benchmarks/methods.py --minutes 60
+
+teachers: .venv/.dev.stamp ## what a teacher adds on the scratchpad task, about an hour; run again to resume
+	@$(BIN)/python benchmarks/teachers.py --minutes 90
 
 clean: ## remove .venv, runs and caches
 	@rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache

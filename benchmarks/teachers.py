@@ -159,7 +159,12 @@ def never_solved(problems: int = 100, samples: int = SAMPLES, split: str = "unso
             )
             texts = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
             right[at] = sum(task.reward_funcs[0](prompts=None, completions=texts, answer=[answer] * samples))
-    return {"problems": problems, "samples": samples, "right": float(right.sum()), "pass": float((right > 0).mean())}
+    return {
+        "problems": problems,
+        "samples": samples,
+        "right": float(right.sum()),
+        "pass": float((right > 0).float().mean()),
+    }
 
 
 # --- tables -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""benchmarks/methods.py: its table on made-up results, what it runs and resumes, and a two-step run."""
+"""benchmarks/{methods,teachers}.py: their tables on made-up results, what they run and resume, and short runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from benchmarks import learning, methods
+from benchmarks import learning, methods, teachers
 from benchmarks.claims import CLAIMS, CONTROLS, Claim, arm, judge
 from benchmarks.table import markdown, read, rows
+from benchmarks.teachers_arms import Arm, Experiment
 from trl_variants import VariantError, variant, variants
 
 SETTINGS = learning.Settings()
@@ -262,3 +263,116 @@ def test_the_plain_loss_has_equal_needs_and_scope(name):
     like, beside = variant(name), learning.plain(variant(name))
     assert (beside.needs, beside.scope, scoring_needs(beside)) == (like.needs, like.scope, scoring_needs(like))
     assert learning.plain(like, scope="local").scope == "local"
+
+
+# --- teachers.py --------------------------------------------------------------------------------------------------
+
+FEW = dict(steps=4, rows=16, greedy_problems=8, sampled_problems=2, every=2)
+
+
+def some_arm(*entries):
+    """An experiment of these entries, two of which claim something of each other."""
+    arms = tuple(Arm(e, e, {"rollouts": {"traces": {"column": "solution"}}} if e == "luffy" else {}) for e in entries)
+    claim = Claim(entries[0], entries[-1], "steps_to", "<", "is sooner there")
+    return Experiment("made up", arms, {**FEW, "split": "standard"}, (claim,))
+
+
+def test_every_arm_is_a_variant_that_could_train():
+    from trl_variants import check
+
+    for name, experiment in teachers.EXPERIMENTS.items():
+        labels = [arm.label for arm in experiment.arms]
+        assert len(set(labels)) == len(labels)
+        for one in experiment.arms:
+            made = teachers.composed(one)
+            assert not [f for f in check(made) if f.level == "error"], (name, one.label)
+            assert teachers.budget(experiment, one).warm_up < teachers.budget(experiment, one).steps
+        for claim in experiment.claims:
+            assert {claim.method, claim.against} <= set(labels) and claim.method != claim.against
+        # nothing but what the arms are about differs: the same problems, learning rate and length
+        shared = [dataclasses.replace(teachers.budget(experiment, a), warm_up=0) for a in experiment.arms]
+        assert all(s == shared[0] for s in shared)
+
+
+@pytest.mark.parametrize(
+    ("curve", "steps_to", "drop"),
+    [
+        ([[0, 0.3], [4, 0.5], [8, 0.7]], 8, 0.0),
+        ([[0, 0.3], [4, 0.7], [8, 0.4]], 4, 0.3),
+        ([[0, 0.5], [4, 0.2], [8, 0.4]], 60, 0.3),  # 56 steps and one reading more: not reached
+        ([[0, 0.6]], 0, 0.0),
+    ],
+)
+def test_facts_of_a_curve(curve, steps_to, drop):
+    assert teachers.facts(curve, teachers.Budget()) == {"steps_to": steps_to, "drop": pytest.approx(drop)}
+
+
+@pytest.mark.parametrize("entry", ["grpo", "kdrl", "luffy"])
+def test_a_short_run_with_a_teacher(entry, monkeypatch):
+    monkeypatch.setitem(teachers.EXPERIMENTS, "made up", some_arm(entry, "dapo"))
+    line = teachers.work(("made up", entry, 0))
+    assert "error" not in line, line
+    found = line["result"]
+    assert [step for step, _ in found["curve"]] == [0, 2, 4]
+    assert (found["run"].get("teacher/kl") is not None) == (entry == "kdrl")
+    assert (found["run"].get("traces/wrong") == 0.0) == (entry == "luffy")
+    json.dumps(line)
+
+
+def test_a_warm_up_comes_off_the_steps(monkeypatch):
+    experiment = some_arm("dr-grpo", "dapo")
+    arm = dataclasses.replace(experiment.arms[0], settings={"warm_up": 2})
+    settings = teachers.budget(experiment, arm)
+    moved = teachers.warmed_model(settings, 0).state_dict()
+    shipped = learning.fresh_model().state_dict()
+    assert moved.keys() == shipped.keys() and any((moved[k] != shipped[k]).any() for k in moved)
+    found = teachers.one_run(teachers.composed(arm), 0, settings)
+    assert [step for step, _ in found["curve"]] == [0, 2, 4]
+
+
+def test_table_of_teachers(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(teachers.EXPERIMENTS, "made up", some_arm("kdrl", "dapo"))
+    did = []
+
+    def work(job, steps=None):
+        did.append(job)
+        found = result(accuracy=0.8 if job[1] == "kdrl" else 0.5)
+        found["run"] |= {"steps_to": 2 if job[1] == "kdrl" else 6, "drop": 0.1, "teacher/kl": 0.2}
+        return {"key": teachers.key_of(job, steps), "method": job[1], "seed": job[2], "wall": 1.0, "result": found}
+
+    monkeypatch.setattr(teachers, "work", work)
+    monkeypatch.setattr(methods, "ProcessPoolExecutor", Inline)
+    call = lambda: teachers.main(["--experiments", "made up", "--seeds", "2", "--out", str(tmp_path)])  # noqa: E731
+    assert call() == 0 and sorted(did) == [("made up", a, s) for a in ("dapo", "kdrl") for s in (0, 1)]
+    text = (tmp_path / "table.md").read_text()
+    assert "| kdrl | 2 | 0.35 | 0.80 |" in text and "6 (2 not)" in text
+    assert "**yes**: kdrl: is sooner there (steps_to < dapo: -4 [-4, -4], 2/2 seeds)" in text
+    did.clear()
+    assert call() == 0 and did == []  # nothing is done twice
+    with pytest.raises(SystemExit):
+        teachers.main(["--experiments", "no-such"])
+
+
+def test_equal_arms_of_two_experiments_are_one_run(tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        monkeypatch.setitem(teachers.EXPERIMENTS, name, some_arm("dapo", "kdrl"))
+    did = []
+
+    def work(job, steps=None):
+        did.append(job)
+        found = result()
+        found["run"] |= {"steps_to": 2, "drop": 0.0}
+        return {"key": teachers.key_of(job, steps), "method": job[1], "seed": job[2], "wall": 1.0, "result": found}
+
+    monkeypatch.setattr(teachers, "work", work)
+    monkeypatch.setattr(methods, "ProcessPoolExecutor", Inline)
+    teachers.main(["--experiments", "one,two", "--seeds", "1", "--out", str(tmp_path)])
+    assert [job[1] for job in did] == ["dapo", "kdrl"]
+    tables = json.loads((tmp_path / "table.json").read_text())["experiments"]
+    assert [row["seeds"] for name in ("one", "two") for row in tables[name]] == [1, 1, 1, 1]
+
+
+def test_the_shipped_model_never_solves_the_unsolved_split():
+    found = teachers.never_solved(problems=4, samples=64)
+    assert (found["right"], found["pass"]) == (0.0, 0.0)
+    assert teachers.never_solved(problems=4, samples=64, split="standard")["right"] > 0

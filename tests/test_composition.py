@@ -46,9 +46,9 @@ def test_edit_a_seam_in_every_spelling():
 
 
 def test_seams_that_hold_several():
-    v = variant("dapo", weight=["entropy_quantile", {"off_policy_mask": {"threshold": 0.1}}])
+    v = variant("clip-higher", weight=["entropy_quantile", {"off_policy_mask": {"threshold": 0.1}}])
     assert v.weight == (EntropyQuantile(), OffPolicySequenceMask(0.1))
-    assert variant("dapo", weight="entropy_quantile").weight == (EntropyQuantile(),)
+    assert variant("clip-higher", weight="entropy_quantile").weight == (EntropyQuantile(),)
     assert variant("grpo", regularizers=None).regularizers == variant("grpo", regularizers=[]).regularizers == ()
     assert variant("dapo", regularizer="kl").regularizers == (KL(),), "the singular names the same seam"
     assert [p for p, _ in v.hooks()] == ["advantage", "ratio", "clip", "weight.0", "weight.1", "aggregate"]
@@ -121,7 +121,7 @@ def test_messages(spec, edits, message):
 def test_diff():
     assert diff(variant("dapo"), variant("dapo")) == []
     assert diff(variant("dapo"), variant("dapo", clip="sapo")) == ["clip: {'ppo': {'eps_high': 0.28}} -> 'sapo'"]
-    assert diff(variant("dapo"), variant("grpo")) == [
+    assert diff(variant("clip-higher"), variant("grpo")) == [
         "clip: {'ppo': {'eps_high': 0.28}} -> 'ppo'",
         "aggregate: 'token_mean' -> 'sequence_mean'",
         "regularizers: None -> [{'kl': {'coef': 0.04}}]",
@@ -149,11 +149,11 @@ def test_with_hooks_merges_into_the_hook_that_is_there():
 
 
 def test_needs_and_scope_come_from_the_hooks():
-    assert variant("dapo").needs == {"old_logps"} and variant("grpo").needs == {"old_logps", "ref_logps"}
+    assert variant("clip-higher").needs == {"old_logps"} and variant("grpo").needs == {"old_logps", "ref_logps"}
     assert variant("rloo").needs == {"old_logps", "ref_logps", "tokens"}
-    assert variant("dapo", weight="entropy_quantile").needs == {"old_logps", "entropy"}
-    assert variant("dapo", ratio="on_policy", clip="none").needs == frozenset()
-    assert variant("dapo").scope == "local" and variant("dapo", regularizers=["nll"]).scope == "window"
+    assert variant("clip-higher", weight="entropy_quantile").needs == {"old_logps", "entropy"}
+    assert variant("clip-higher", ratio="on_policy", clip="none").needs == frozenset()
+    assert variant("clip-higher").scope == "local" and variant("dapo", regularizers=["nll"]).scope == "window"
 
 
 def test_describe_reads_like_the_paper():

@@ -8,7 +8,7 @@ import torch
 from tests import references
 from tests.batches import assert_close, build, inputs
 from trl_variants import TokenBatch, VariantError, hook, variant
-from trl_variants.hooks.weight import EntropyQuantile, OffPolicySequenceMask, SamplerCorrection, _quantile
+from trl_variants.hooks.weight import EntropyQuantile, OffPolicySequenceMask, SamplerCorrection, exact_quantile
 
 MODES = ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 BOUNDS = [(None, 3.0), (None, 1.1), (0.9, 1.2), (0.9, None), (None, None)]
@@ -95,7 +95,7 @@ def test_entropy_quantile_numbers_and_ties():
     h = [0.1, 2, 0.3, 1.5, 0.2, 0.05, 0.6, 0.4, 0.01, 0.7]
     batch = TokenBatch.from_tensors(torch.zeros(1, 10), entropy=[h])
     assert EntropyQuantile(0.2)(batch).squeeze(0).nonzero().squeeze(1).tolist() == [1, 3]
-    assert float(_quantile(torch.tensor(h), 0.8)) == pytest.approx(0.86)
+    assert float(exact_quantile(torch.tensor(h), 0.8)) == pytest.approx(0.86)
     same = TokenBatch.from_tensors(torch.zeros(1, 4), entropy=[[0.5] * 4])
     assert EntropyQuantile(0.2)(same).sum() == 4, "ties at the threshold all stay"
 
@@ -119,7 +119,7 @@ def test_float64_entropy_is_not_compared_with_a_float32_threshold():
 
 def test_quantile_beyond_torch_s_limit():
     n = (1 << 24) + 2  # torch.quantile refuses more than 16 million values; 0, 1, 2, ... backwards
-    assert float(_quantile(torch.arange(n, dtype=torch.float64).flip(0), 0.8)) == pytest.approx(0.8 * (n - 1))
+    assert float(exact_quantile(torch.arange(n, dtype=torch.float64).flip(0), 0.8)) == pytest.approx(0.8 * (n - 1))
 
 
 def test_scopes():

@@ -173,6 +173,28 @@ def test_a_stream_is_refused():
         toy.build(variant="dapo", hooks=ON, data=toy.dataset().to_iterable_dataset())
 
 
+def test_rows_of_another_round_have_their_tools_and_environments_are_refused():
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    async def look_up(word: str) -> str:
+        return word
+
+    trainer = toy.build(variant="dapo", hooks=ON)
+    trainer.tools = trainer._standalone_tools = [add, look_up]
+    rows = [dict(row) for row in toy.dataset()][:3]
+    assert trainer.staged(rows) == list(toy.PROMPTS[:3])
+    assert trainer._sync_tool_dicts == [{"add": add}] * 3 and trainer._async_tool_dicts == [{"look_up": look_up}] * 3
+    trainer.environment_factories = {None: object}
+    with pytest.raises(VariantError, match="cannot reset environments"):
+        type(trainer.rollouts)(trainer)
+
+
+def test_two_hooks_that_draw_prompts_are_refused():
+    with pytest.raises(VariantError, match="both decide which groups stay"):
+        toy.build(variant="dapo", hooks={"rollouts": ["dynamic_sampling", {"dynamic_sampling": {"by": "reward"}}]})
+
+
 def test_evaluation_samples_once():
     rollout = Rollout()
     trainer = toy.build(

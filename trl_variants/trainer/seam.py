@@ -319,11 +319,10 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
     def staged(self, rows: list) -> list:
         """Other data set rows than TRL's, made ready to be sampled: their prompts with images, the tools of each."""
         if self.tools:
-            plain, waiting = [], []
-            for tool in getattr(self, "_standalone_tools"):  # noqa: B009
-                (waiting if inspect.iscoroutinefunction(tool) else plain).append(tool)
-            self._sync_tool_dicts = [{t.__name__: t for t in plain} for _ in rows]
-            self._async_tool_dicts = [{t.__name__: t for t in waiting} for _ in rows]
+            tools: list[Any] = getattr(self, "_standalone_tools")  # noqa: B009
+            waiting = {t.__name__: t for t in tools if inspect.iscoroutinefunction(t)}
+            self._sync_tool_dicts = [{t.__name__: t for t in tools if t.__name__ not in waiting} for _ in rows]
+            self._async_tool_dicts = [dict(waiting) for _ in rows]
         if "images" in rows[0]:
             images = [row["images"] for row in rows]
         elif "image" in rows[0]:
