@@ -52,7 +52,7 @@ def with_token_rewards(trainer: VariantGRPOTrainer, scored: Scored, output: dict
         return scored
     here = len(output["completion_ids"])
     trainer.fail_together(
-        "rewards per token cannot be combined with a rollouts hook that asks for rewards of single trajectories: return "
+        "rewards per token cannot be combined with a rollouts hook that asks for single rewards: return "
         "one number per completion"
         if any(len(values) != here for values in given.values())
         else None
