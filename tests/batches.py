@@ -26,10 +26,11 @@ PER_TOKEN = (
     "teacher_mask",
     "entropy",
     "sum_sq_probs",
+    "values",
     "origin",
     "mask",
 )
-PER_ROW = ("rewards", "group", "correct", "truncated", "prompt_key", "texts")
+PER_ROW = ("rewards", "group", "correct", "truncated", "bootstrap", "prompt_key", "texts")
 
 
 @functools.cache
@@ -95,6 +96,9 @@ def inputs(seed: int = 0, width: int = 7, groups: Sequence[int] = (4, 3, 1, 3, 2
     out["teacher_logps"][out["teacher_mask"] == 0] = 3.0
     out["origin"] = torch.zeros(rows, width, dtype=torch.long)
     out["origin"][first(0)], out["origin"][first(0) + 3], out["origin"][first(3) + 2, :2] = 1, 2, 3
+    later = torch.Generator().manual_seed(2000 + seed)
+    out["values"] = torch.randn(rows, width, generator=later, dtype=torch.float64) * 0.4 + 0.5
+    out["bootstrap"] = torch.randn(rows, generator=later, dtype=torch.float64) * 0.4 + 0.5
     out = {k: v[order] for k, v in out.items()}
     return out | {
         "divergences": {key: _positive(rows, width, f"{key} {seed}")[order] for key in divergence_keys()},
@@ -106,6 +110,7 @@ def inputs(seed: int = 0, width: int = 7, groups: Sequence[int] = (4, 3, 1, 3, 2
             "difficulty": [1.0 + 5 * label % 7 for label in group[order].tolist()],
             "question": [f"question {label // 2}" for label in group[order].tolist()],
             "probes": [(3, 1)[label % 2] for label in group[order].tolist()],
+            "greedy_reward": [0.25 * (label % 3) for label in group[order].tolist()],
         },
         "max_completion_length": 11,
         "reward_weights": torch.tensor([1.0, 0.5], dtype=torch.float64),
@@ -235,6 +240,7 @@ def with_empty_rows(given: dict[str, Any], count: int) -> dict[str, Any]:
     out["prompt_key"] = [*out["prompt_key"], *(f"empty {i}" for i in range(count))]
     out["texts"] = [*out["texts"], *[""] * count]
     out["truncated"] = torch.cat([out["truncated"], torch.zeros(count, dtype=torch.bool)])
+    out["bootstrap"] = torch.cat([out["bootstrap"], torch.zeros(count, dtype=torch.float64)])
     out["columns"] = {k: [*v, *v[:1] * count] for k, v in out["columns"].items()}
     return out
 

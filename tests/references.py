@@ -6,6 +6,7 @@ package is used, so that agreement means something. Denominators are counted her
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -204,7 +205,8 @@ def advantages(variant: Variant, batch: TokenBatch) -> tuple[Table, list[bool]]:
         enters = [e and not bool(batch.truncated[i]) for i, e in enumerate(enters)]
     h = variant.advantage
     if known := LOOPS.get(("advantage", h.hook_name)):
-        found = known(h, batch, reward)
+        takes_variant = "variant_of" in inspect.signature(known).parameters  # it reads token penalties of rewards hooks
+        found = known(h, batch, reward, **({"variant_of": variant} if takes_variant else {}))
         return [a if isinstance(a, list) else [a] * width for a in found], enters
     if h.hook_name == "token_whitened":
         centred = [

@@ -376,3 +376,45 @@ def test_the_shipped_model_never_solves_the_unsolved_split():
     found = teachers.never_solved(problems=4, samples=64)
     assert (found["right"], found["pass"]) == (0.0, 0.0)
     assert teachers.never_solved(problems=4, samples=64, split="standard")["right"] > 0
+
+
+# ---------------------------------------------------------------- ppo.py and memory.py
+
+
+def _run(task="arithmetic", arm="ppo", seed=0, **changes):
+    facts = {"before": 0.4, "after": 0.9, "explained": 0.5, "seconds": 3.0}
+    return {(task, arm, seed): {"task": task, "arm": arm, "seed": seed, **facts, **changes}}
+
+
+def test_ppo_claims_are_judged_run_by_run():
+    from benchmarks import ppo
+
+    assert ppo.broken(_run() | _run(arm="grpo", explained=None, after=0.1) | _run(task="scratchpad", after=0.2)) == []
+    assert ppo.broken(_run(after=0.79)) == ["ppo, seed 0: accuracy 0.40 -> 0.79"]
+    assert ppo.broken(_run(before=0.51)) == ["ppo, seed 0: accuracy 0.51 -> 0.90"]
+    assert ppo.broken(_run(explained=0.3)) == ["ppo, seed 0: explained variance 0.3"]
+
+
+def test_ppo_table_shows_means_over_seeds():
+    from benchmarks import ppo
+
+    done = _run() | _run(seed=1, after=0.8, explained=0.3)
+    table = ppo.markdown(done, ["arithmetic"], ["ppo", "vapo"], 2)
+    samples = ppo.BUDGETS["arithmetic"].generations * ppo.BUDGETS["arithmetic"].rows
+    assert table.splitlines()[-1] == f"| arithmetic | ppo | {samples} | 0.40 -> 0.85 ± 0.05 | 0.40 | 3 |"
+
+
+def test_memory_counts_tied_weights_once_and_what_a_critic_adds():
+    from benchmarks import memory
+    from tests.trainer import toy
+    from trl_variants import VariantGRPOTrainer
+
+    layer = torch.nn.Linear(3, 2)
+    tied = torch.nn.ModuleList([layer, layer])
+    assert memory.weights_of(tied) == 4 * (3 * 2 + 2)
+    alone = memory.bytes_of(toy.train(VariantGRPOTrainer, variant="dapo", max_steps=1).trainer)
+    hooks = {"advantage": "gae", "learners": [{"critic": {"body": "trunk"}}]}
+    head = memory.bytes_of(toy.train(VariantGRPOTrainer, variant="dapo", hooks=hooks, max_steps=1).trainer)
+    added = {kind: head[kind] - alone[kind] for kind in alone}
+    # 32 weights and a bias in float32, as large a gradient, two moments each and Adam's two step counts
+    assert added == {"weights": 4 * 33, "gradients": 4 * 33, "optimizer": 8 * 33 + 2 * 4}

@@ -183,3 +183,9 @@ def test_findings_print():
         str(Finding("error", "what", "how")) == "error: what (how)"
         and str(Finding("warning", "what")) == "warning: what"
     )
+
+
+def test_a_critic_that_no_hook_reads_is_named():
+    [finding] = check(variant("dapo", learners=["critic"]))
+    assert finding.level == "warning" and "no hook reads its values" in finding.message
+    assert check(variant("dapo", learners=["critic"], advantage="gae")) == []

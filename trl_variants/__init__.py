@@ -14,7 +14,7 @@ from .records import Run, Scored, TokenBatch, Window
 from .schedule import Schedule
 
 if TYPE_CHECKING:
-    from .trainer import VariantGRPOConfig, VariantGRPOTrainer
+    from .trainer import VariantGRPOConfig, VariantGRPOTrainer, VariantPPOConfig, VariantPPOTrainer
 
 try:
     __version__ = version("trl_variants")
@@ -33,6 +33,8 @@ __all__ = [
     "VariantError",
     "VariantGRPOConfig",
     "VariantGRPOTrainer",
+    "VariantPPOConfig",
+    "VariantPPOTrainer",
     "Window",
     "check",
     "diff",
@@ -41,7 +43,7 @@ __all__ = [
     "variants",
 ]
 
-_TRAINER = ("VariantGRPOConfig", "VariantGRPOTrainer")
+_TRAINER = ("VariantGRPOConfig", "VariantGRPOTrainer", "VariantPPOConfig", "VariantPPOTrainer")
 
 
 def __getattr__(name: str) -> Any:

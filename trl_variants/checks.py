@@ -34,7 +34,8 @@ def check(variant: Variant, config: Any = None, *, rollout_func: Any = None) -> 
     """
     found = [*_couplings(variant)]
     if config is not None:
-        found += [*_contradictions(config), *_run(variant, config, rollout_func), *_batch(config)]
+        alone = getattr(config, "allows_single", False) and "values" in variant.needs
+        found += [*_contradictions(config), *_run(variant, config, rollout_func), *_batch(config, alone)]
     return found
 
 
@@ -72,21 +73,28 @@ def _couplings(v: Variant) -> list[Finding]:
             "set every span to 'window'",
         )
     for i, h in enumerate(v.rewards):
-        per_token = h.hook_name == "kl_in_reward" and h.level == "token"
+        per_token = h.hook_name in ("kl_in_reward", "adaptive_kl_in_reward") and h.level == "token"
         reads_tokens = "tokens" in v.advantage.needs and getattr(v.advantage, "reads_token_rewards", True)
         if per_token and not reads_tokens:
             error(
                 f"advantage {v.advantage.hook_name} reads one reward per answer and ignores the per-token KL penalty",
                 "kl_in_reward.level: sequence, or advantage: token_whitened",
             )
-        if per_token and any(later.hook_name == "clip_reward" for later in v.rewards[i + 1 :]):
-            error("clip_reward after a per-token KL penalty is ignored", "clip_reward first")
-        on_the_sum = h.hook_name in ("kl_in_reward", "clip_reward") or getattr(h, "combined", False)
+        for later in v.rewards[i + 1 :] if per_token else ():
+            if later.hook_name in ("clip_reward", "zero_truncated"):
+                error(f"{later.hook_name} after a per-token KL penalty is ignored", f"{later.hook_name} first")
+        on_the_sum = h.hook_name in ("kl_in_reward", "adaptive_kl_in_reward", "clip_reward") or getattr(
+            h, "combined", False
+        )
         if on_the_sum and v.advantage.hook_name == "normalize_each":
             error(
                 f"advantage normalize_each reads the single reward functions, so {h.hook_name} is ignored",
                 "advantage: grouped",
             )
+    if any("values" in h.provides for h in v.learners) and "values" not in v.needs:
+        warn("a critic is trained and no hook reads its values", "advantage: gae, or drop the learner")
+    if v.advantage.hook_name == "greedy_baseline" and not any(h.hook_name == "greedy_answer" for h in v.learners):
+        error("advantage greedy_baseline needs the greedy answer's reward", "learners: [greedy_answer]")
     if (clip == "geometric_mean" or getattr(bound, "token_ratio_only", False)) and not (
         ratio == "token" or getattr(v.ratio, "per_token", False)
     ):
@@ -164,6 +172,9 @@ def _contradictions(config: Any) -> list[Finding]:
 
 def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
     found = []
+    given = frozenset().union(*(h.provides for h in v.learners))
+    if "values" in v.needs - given:
+        found.append(Finding("error", f"{v.name} needs a critic, and no learner gives values", "learners: [critic]"))
     reported = config.use_vllm or rollout_func is not None or any(h.reports_logps for h in v.rollouts)
     falls_back = (
         getattr(v.ratio, "anchor", "old") == "sampler"
@@ -176,12 +187,6 @@ def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
                 "error",
                 f"{v.name} needs the sampler's own log-probs, which only vLLM or a rollout_func reports",
                 "use_vllm: true",
-            )
-        )
-    if "values" in v.needs:
-        found.append(
-            Finding(
-                "error", f"{v.name} needs a critic, which this trainer does not give yet", "see `trl-variants list`"
             )
         )
     asks = [
@@ -247,9 +252,10 @@ def _cuts_groups(config: Any) -> bool:
     return config.per_device_train_batch_size * math.gcd(window, generation) % config.num_generations != 0
 
 
-def _batch(config: Any) -> list[Finding]:
+def _batch(config: Any, alone: bool) -> list[Finding]:
+    """`alone`: a group of one is enough, because a critic is the baseline."""
     found = []
-    if config.num_generations < 2:
+    if config.num_generations < 2 and not alone:
         found.append(
             Finding(
                 "error",

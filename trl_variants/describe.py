@@ -60,7 +60,7 @@ def describe(v: Variant) -> str:
         f"  {objective_line(v)}",
         f"  with {math_of(v.ratio)}",
         f"       {math_of(v.advantage)}",
-        *(f"       {math_of(c)}" for c in v.credit),
+        *(f"       {math_of(h)}" for h in (*v.credit, *v.learners) if h.math),
         *(f"       {math_of(h)}" for seam in ("teacher", "rollouts") for h in v.at(seam)),
         "",
     ]

@@ -79,6 +79,8 @@ class Scored:
     origin: Tensor | None = None  # (N,) 0 policy, 1 teacher, 2 replay, 3 prefix
     tokens: Mapping[str, Tensor] = field(default_factory=dict)  # (N, T): mask, ids (-1: padding), old_logps, ...
     token_rewards: Tensor | None = None  # (N, T) where a rewards hook spreads reward over tokens
+    spread: bool = False  # token_rewards came per token from a reward function: no score stands for the whole answer
+    bootstrap: Tensor | None = None  # (N,) value of the state after the last token, where a critic gives it
     texts: Mapping[str, list] = field(default_factory=dict)
     columns: Mapping[str, list] = field(default_factory=dict)  # raw data set columns that a hook named in `columns`
     run: Run = Run()
@@ -332,6 +334,7 @@ class TokenBatch:
         max_completion_length: int | None = None,
         reward_weights: Any = None,
         sum_sq_probs: Any = None,
+        bootstrap: Any = None,
         extra: Mapping[str, Any] | None = None,
         teacher_mask: Any = None,
         divergences: Mapping[str, Any] | None = None,
@@ -348,6 +351,7 @@ class TokenBatch:
             advantage: (B,) or (B, T); when missing, `Variant.loss` computes it from rewards and group.
             prompt_key, texts: (B,) stable names of the prompts, and the completions as text.
             columns: data set columns by name, (B,) values each; hooks may group by them.
+            bootstrap: (B,) value of the state after the last token, for an answer cut by the length limit.
             sum_sq_probs: (B, T) sum over the vocabulary of pi_old^2.
             teacher_mask: (B, T) 1 where the teacher gave a log-prob, default all ones.
             divergences: (B, T) by `Divergence.key`, may require grad; hooks on rewards see them detached.
@@ -449,6 +453,7 @@ class TokenBatch:
                 length=mask.sum(-1),
                 truncated=truncated,
                 correct=fit("correct", correct, per_row=True),  # type: ignore[arg-type]
+                bootstrap=fit("bootstrap", bootstrap, per_row=True),
                 tokens=tokens_seen,
                 origin=None if writers is None else first_writer(writers, mask),
                 prompt_key=None if prompt_key is None else [str(k) for k in prompt_key],

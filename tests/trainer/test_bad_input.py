@@ -132,7 +132,7 @@ def registered():
 @pytest.mark.parametrize(
     ("need", "words"),
     [
-        ("values", "dapo needs a critic, which this trainer does not give yet"),
+        ("values", "dapo needs a critic, and no learner gives values"),
         ("teacher_logps", "dapo needs a teacher (wants_teacher_logps reads its log-probs) and none is named"),
         (
             "rollout_logps",

@@ -29,6 +29,7 @@ EXTRA = {
     "prompt-mean": ("dapo", {"aggregate": "prompt_mean", "select": ["mask_truncated"]}),
     "correct-nll": ("dr-grpo", {"regularizers": [{"nll": {"coef": 0.1}}]}),
     "live-sequence-kl": ("gspo", {"regularizers": [{"kl": {"coef": 0.1, "weight": "live"}}]}),
+    "vapo": ("vapo", {"learners": [{"critic": {"lam": 1.0, "warmup": 0}}]}),  # its warm-up is longer than three steps
     # an untrained model finds no token as likely as eta, so the second pass would be empty
     **{
         name: (

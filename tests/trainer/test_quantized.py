@@ -12,7 +12,7 @@ from . import toy
 pytest.importorskip("bitsandbytes")
 
 
-def quantized_run(tmp_path, max_steps: int = 3, resume: str | None = None, **changes):
+def quantized_run(tmp_path, max_steps: int = 3, resume: str | None = None, variant: str = "dapo", **changes):
     from peft import LoraConfig
     from transformers import BitsAndBytesConfig
 
@@ -20,7 +20,7 @@ def quantized_run(tmp_path, max_steps: int = 3, resume: str | None = None, **cha
     return toy.train(
         VariantGRPOTrainer,
         model_given=toy.model_path(),
-        variant="dapo",
+        variant=variant,
         max_steps=max_steps,
         resume=resume,
         output_dir=str(tmp_path),
@@ -62,3 +62,31 @@ def test_resume_keeps_the_adapter_in_its_dtype(tmp_path):
         if parameter.requires_grad:
             assert weights[1][name].dtype == torch.bfloat16, name
             assert torch.equal(parameter, weights[1][name]), name
+
+
+def test_a_critic_on_the_same_four_bit_base(tmp_path):
+    """An adapter beside the policy's: both learn, and a resumed run is the run that was not stopped."""
+    changes = dict(
+        variant="ppo",
+        hooks={"learners": [{"critic": {"lr": 1e-2, "r": 4, "epochs": 2}}]},
+        save_strategy="steps",
+        save_steps=1,
+    )
+    whole = quantized_run(tmp_path, **changes)
+    [worker] = whole.trainer.team.workers.values()
+    assert worker.body.kind == "adapter" and all(g.norm() > 1e-6 for g in whole.gradients)
+    moved = [p for n, p in worker.parameters().items() if "lora_B" in n]
+    assert moved and all(float(p.detach().abs().max()) > 0 for p in moved)
+    resumed = quantized_run(tmp_path, resume=str(tmp_path / "checkpoint-2"), **changes)
+    [again] = resumed.trainer.team.workers.values()
+    for name, parameter in worker.parameters().items():
+        assert torch.equal(parameter, again.parameters()[name]), name
+    for (name, a), b in zip(whole.trainer.model.named_parameters(), resumed.trainer.model.parameters(), strict=True):
+        assert not a.requires_grad or torch.equal(a, b), name
+
+
+def test_a_quantised_policy_has_no_copy_to_train(tmp_path):
+    from trl_variants import VariantError
+
+    with pytest.raises(VariantError, match="no trainable copy: set the learner's body to adapter or trunk"):
+        quantized_run(tmp_path, variant="ppo", hooks={"learners": [{"critic": {"body": "model"}}]})

@@ -50,6 +50,8 @@ class RunningBaseline:
 STATEFUL = {"advantage": "test_running_baseline"}
 ADAPTIVE = {"regularizers": [{"adaptive_entropy": {"coef": 0.02, "target": 2.0}}]}
 LORA = "lora"
+CRITIC = {"learners": [{"critic": {"minibatches": 3, "epochs": 2, "lr": 1e-2}}]}
+HELD_KL = {"adaptive_kl_in_reward": {"level": "token", "target": 0.1, "horizon": 100.0}}
 CASES = {
     "trl-settings": {},
     "trl-adaptive-entropy": dict(use_adaptive_entropy=True, entropy_target=2.0, entropy_coef=0.01),
@@ -63,9 +65,16 @@ CASES = {
     "lora": dict(variant="cispo", peft=LORA, hooks=ADAPTIVE),
     "straddling": dict(variant="gmpo", gradient_accumulation_steps=3, hooks=STATEFUL),
     "schedule": dict(variant="dapo", hooks={"clip": {"ppo": {"eps_high": {"schedule": {"start": 0.5, "end": 0.01}}}}}),
+    "critic-model": dict(variant="ppo", hooks={**CRITIC, "rewards": [HELD_KL]}),
+    "critic-warm-up": dict(
+        variant="vapo", hooks={"learners": [{"critic": {"body": "trunk", "lr": 1e-2, "warmup": 3}}]}
+    ),
+    "critic-adapter-warm-up": dict(
+        variant="vapo", peft=LORA, hooks={"learners": [{"critic": {"lr": 1e-2, "warmup": 3}}]}
+    ),
     "completions-table": dict(variant="vespo", log_completions=True, hooks=ADAPTIVE, logging_steps=2),
 }
-TWO_PROCESSES = ("trl-settings", "both-states", "window-scope", "straddling")
+TWO_PROCESSES = ("trl-settings", "both-states", "window-scope", "straddling", "critic-model")
 
 
 class _KillAfter(TrainerCallback):
@@ -111,6 +120,9 @@ def run(rank: int, case: dict, folder: str, kill_at: int | None = None, resume: 
     ]
     logs = [sorted((k, v) for k, v in line.items() if not any(t in k for t in TIMES)) for line in out.logs]
     plain, tensors = trainer.memory.state_dict()
+    for path, worker in trainer.team.workers.items():
+        plain[path], own = worker.state_dict()
+        tensors.update({f"{path}/{n}": t.detach().clone() for n, t in own.items()})
     return {
         "weights": weights,
         "optimizer": optimizer,

@@ -14,6 +14,7 @@ from trl_variants.records import Rollouts
 from . import toy
 
 CALLS: list[str] = []
+MARKERS: list[float] = []
 
 
 @hook("prompts", "test_only_digits")
@@ -55,22 +56,44 @@ class Planted:
         )
 
 
+class CounterWorker:
+    """Predicts the row's number, attaches it to the batch, and counts what is asked of it."""
+
+    trains_policy = freezes_policy = False
+    provides = frozenset()
+
+    def __init__(self, hook: Any, path: str):
+        self.hook, self.path, self.learns = hook, path, hook.learns
+
+    def predict(self, rows: dict[str, Any], scored: Scored) -> dict[str, torch.Tensor]:
+        self.hook.seen.append("predict")
+        assert scored.token_rewards is None, "before the rewards hooks"
+        return {"number": torch.arange(float(len(rows["completion_ids"])))}
+
+    def learn(self, rows: dict[str, Any], scored: Scored, advantage: Any) -> dict[str, float]:
+        assert (advantage is None) == (self.learns == "before")
+        self.hook.seen.append("learn")
+        return {"learner/generations": float(self.hook.seen.count("learn"))}
+
+    def attachments(self, rows: dict[str, Any], scored: Scored) -> dict[str, torch.Tensor]:
+        return {"marker": 7.0 + scored.keys["number"]}
+
+    def state_dict(self) -> tuple[dict, dict]:
+        return {}, {}
+
+    def restart(self) -> None:
+        self.hook.seen.append("restart")
+
+
 @hook("learners", "test_counter")
 @dataclass(frozen=True)
 class Counter:
-    """Attaches a value per row to the batch, and counts optimizer steps."""
-
+    learns: str = "after"
     seen: list = field(default_factory=list)
 
-    def attach(self, trainer: Any) -> None:
+    def attach(self, trainer: Any, path: str) -> CounterWorker:
         self.seen.append(type(trainer).__name__)
-
-    def observe(self, scored: Scored, output: dict[str, Any]) -> dict[str, Any]:
-        return {"marker": torch.full((len(output["advantages"]),), 7.0)}
-
-    def learn(self) -> dict[str, float]:
-        self.seen.append("step")
-        return {"learner/steps": float(self.seen.count("step"))}
+        return CounterWorker(self, path)
 
 
 @hook("credit", "test_reads_marker")
@@ -79,7 +102,9 @@ class ReadsMarker:
     """Needs what the learner attached."""
 
     def __call__(self, advantage: torch.Tensor, batch: Any) -> torch.Tensor:
-        assert bool((batch.need("marker") == 7.0).all())
+        marker = batch.need("marker")
+        assert marker.shape == (len(advantage),) and bool((marker >= 7.0).all()) and bool((marker < 23.0).all())
+        MARKERS.extend(marker.tolist())
         return advantage
 
 
@@ -112,12 +137,16 @@ def test_rollouts_hook_that_loses_rows_is_an_error():
         toy.train(VariantGRPOTrainer, variant="dapo", hooks={"rollouts": [LosesRows()]}, max_steps=1)
 
 
-def test_learner_attaches_rows_that_survive_shuffle_and_split_and_reports():
-    learner = Counter()
+@pytest.mark.parametrize("learns, order", [("after", ["predict", "learn"]), ("before", ["learn", "predict"])])
+def test_learner_predicts_learns_and_attaches_rows_that_survive_shuffle_and_split(learns, order):
+    MARKERS.clear()
+    learner = Counter(learns)
     hooks = {"learners": [learner], "credit": ["test_reads_marker"]}
-    out = toy.train(VariantGRPOTrainer, variant="dapo", hooks=hooks, max_steps=3)
-    assert learner.seen == ["VariantGRPOTrainer", "step", "step", "step"]
-    assert out.logged("learner/steps") == [1.0, 2.0, 3.0]
+    out = toy.train(VariantGRPOTrainer, variant="dapo", hooks=hooks, max_steps=5)
+    assert learner.seen == ["VariantGRPOTrainer", "restart", *order, *order], "five steps use two generations"
+    assert out.logged("learner/generations") == [1.0, 2.0]
+    assert sorted(MARKERS[:16]) == [7.0 + i for i in range(16)], "every row once in the first pass"
+    assert MARKERS[:16] != sorted(MARKERS[:16])
 
 
 def test_none_of_them_runs_in_evaluation():
@@ -131,7 +160,7 @@ def test_none_of_them_runs_in_evaluation():
         trainer_arguments={"eval_dataset": toy.dataset()},
     )
     trainer.evaluate()
-    assert CALLS == [] and learner.seen == ["VariantGRPOTrainer"]
+    assert CALLS == [] and set(learner.seen) == {"VariantGRPOTrainer", "predict"}, "predictions alone"
 
 
 def test_the_signature_is_trl_s_and_two_more():

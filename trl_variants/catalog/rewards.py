@@ -79,7 +79,10 @@ KIMI_K3_EFFORT_BUDGET = entry(
             "b0 is measured at a prompt's first visit (column: names a data set column measured on the cold-start model)",
             "K2.5's alternation of phases and the verbosity rule for judged tasks are not in this entry",
         ),
-        ours=("tau from 2 to 1.5: the paper gives no numbers, and below the lengths of right answers the -1 teaches guessing", "b0 as the mean length of the first answers"),
+        ours=(
+            "tau from 2 to 1.5: the paper gives no numbers, and below the lengths of right answers the -1 teaches guessing",
+            "b0 as the mean length of the first answers",
+        ),
     ),
     rewards=({"effort_budget": {"tau": Schedule(2.0, 1.5)}},),
     **GRPO,

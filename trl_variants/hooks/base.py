@@ -79,6 +79,7 @@ _DEFAULTS: dict[str, Any] = {
     "adds": False,  # credit hooks: gives an advantage to rows that have none
     "drift": False,  # weight hooks: corrects what the policy's own samples drifted, so other origins keep weight 1
     "in_denominator": False,  # weight hooks: the weight also enters the aggregation's token count
+    "provides": frozenset(),  # learners: which needs of other hooks it fulfils
     "whole_groups": False,  # compares rows of a group in the loss: the trainer never cuts a group between windows
     "divergences": (),  # the `Divergence`s read, beside "distribution" in needs
     "teacher_rows": None,  # (scored) -> (N,) bool, the rows whose teacher log-probs it reads; None: every row

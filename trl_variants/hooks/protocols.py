@@ -11,7 +11,7 @@ rollouts   given(rows, services) -> [Given or None]   before generation, train o
                                               variant; the others run in every round. It takes its prompts from the
                                               data set itself, in the sampler's order, so that none is drawn twice a
                                               pass; prompts hooks see what was drawn
-learners   attach(trainer); observe(scored, output) -> extra batch entries; learn() -> metrics, once per optimizer step
+learners   attach(trainer, path) -> worker    once, when the trainer is built; see trl_variants/learners/__init__.py
 """
 
 from __future__ import annotations
@@ -48,11 +48,6 @@ class RolloutsHook(Protocol):
 
 
 class Learner(Protocol):
-    """What is learned beside the policy. Its loss, backward and optimizer are its own, never summed with the
-    policy's."""
+    """What is learned beside the policy. `trl_variants.learners` says what its worker does, and when."""
 
-    def attach(self, trainer: Any) -> None: ...
-
-    def observe(self, scored: Scored, output: dict[str, Any]) -> dict[str, Any] | None: ...
-
-    def learn(self) -> dict[str, float] | None: ...
+    def attach(self, trainer: Any, path: str) -> Any: ...

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .config import VariantGRPOConfig
+from .ppo_config import VariantPPOConfig
 
 if TYPE_CHECKING:
     from .grpo import VariantGRPOTrainer
+    from .ppo import VariantPPOTrainer
 
-__all__ = ["VariantGRPOConfig", "VariantGRPOTrainer"]
+__all__ = ["VariantGRPOConfig", "VariantGRPOTrainer", "VariantPPOConfig", "VariantPPOTrainer"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from .grpo import VariantGRPOTrainer
 
         return VariantGRPOTrainer
+    if name == "VariantPPOTrainer":
+        from .ppo import VariantPPOTrainer
+
+        return VariantPPOTrainer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,7 @@ import copy
 import json
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ..composition import Variant
 from ..errors import VariantError
 from ..hooks.base import to_spec
 from ..hooks.metrics import Mean, Metric
+from ..learners import Team
 from ..objective import Loss, advantages, coefficients, evaluate, score
 from ..parity import sampler_correction
 from ..records import Run, TokenBatch, Window, column
@@ -38,6 +40,7 @@ from .selftest import self_test
 from .services import Services
 from .statistics import Statistics, statistics
 from .teaching import Teaching
+from .token_rewards import with_token_rewards
 from .window import count_window, join, loss_mask, shuffle_groups, token_batch
 
 
@@ -96,8 +99,10 @@ class VariantGRPOTrainer(SeamTrainer):
         self.book = MetricBook(per_micro_batch=not self.named)
         self.window: Window = None  # type: ignore[assignment]
         self._generations = 0
+        self.generation_rows: list[dict] = []  # of this process, as the data set has them
         self._stats: list[dict] = []
         self._completion_ids: list = []
+        self.given_models: dict[str, nn.Module] = getattr(self, "given_models", {})  # by role, for learners
         self._tested = not (self.named and getattr(args, "self_test", False))
         super().__init__(
             model=model,
@@ -126,8 +131,7 @@ class VariantGRPOTrainer(SeamTrainer):
             vocabulary=getattr(self.model.config.get_text_config(), "vocab_size", 0),
         )
         self.teaching = Teaching(self)
-        for learner in self.variant.learners:
-            learner.attach(self)
+        self.team = Team(self)
 
     # --- what the run and the variant ask of each other ---------------------------------------------------------
 
@@ -161,6 +165,7 @@ class VariantGRPOTrainer(SeamTrainer):
         training = self.training
         if training:
             rows = self._training_rows(rows)
+        self.generation_rows = rows
         output = generate(rows)
         if self.empty_rows:
             output["completion_mask"][self.empty_rows] = 0
@@ -171,6 +176,9 @@ class VariantGRPOTrainer(SeamTrainer):
         if training:
             scored = self.rollouts.mark(scored, output)
         output["solved"] = scored.solved[mine]
+        seen = dict(output)  # before rows are taken out of the policy's loss
+        scored = with_token_rewards(self, scored, output)
+        scored = self.team.before(scored, seen, training)
         states, rngs = self.memory.states, self.memory.generators(training)
         scored = self.teaching.teach(rows, output, scored)
         scored = score(self.variant, scored, states, rngs, selecting=training or not self.named)
@@ -190,9 +198,9 @@ class VariantGRPOTrainer(SeamTrainer):
         output["group"] = scored.group[mine] + self._generations * len(scored.group)
         self._generations += 1
         self.teaching.forget(output)
-        for learner in self.variant.learners if training else ():
-            seen = learner.observe(scored, output) or {}
-            output.update({f"extra/{name}": value for name, value in seen.items()})
+        if training:
+            output["policy_frozen"] = torch.tensor(float(self.team.freezes_policy))
+            output.update(self.team.after(scored, seen, advantage))
         return output
 
     @property
@@ -255,6 +263,8 @@ class VariantGRPOTrainer(SeamTrainer):
     def window_batches(self, raw: list) -> list[dict]:
         batches = self.buffered_steps(raw)
         self.window = count_window(batches, self.gather_rows, self.world, len(raw) / self.args.steps_per_generation)
+        if any(float(b.pop("policy_frozen", 0.0)) for b in batches):  # its optimizer then skips every weight
+            return [{"frozen": True, "last": b is batches[-1]} for b in batches]
         if not self._tested:
             self._tested = True
             if self.accelerator.is_main_process and (result := self_test(self, batches)):
@@ -311,7 +321,13 @@ class VariantGRPOTrainer(SeamTrainer):
 
     def micro_batch_loss(self, model: nn.Module, batch: dict) -> Tensor:
         """The micro-batch's share of the window's loss, times the processes over which gradients are averaged."""
-        seen = statistics(self, model, batch, aux=self.aux_loss_enabled)
+        if "frozen" in batch:
+            if batch["last"]:
+                self._end_of_window()
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        hidden: list[Tensor] = []
+        with self.team.watching(model, hidden):
+            seen = statistics(self, model, batch, aux=self.aux_loss_enabled)
         record = self._record(batch, seen)
         result: Loss | None
         if "coefficients" in batch:  # the window is evaluated already; its value is reported in equal shares
@@ -328,8 +344,12 @@ class VariantGRPOTrainer(SeamTrainer):
         parts: dict[str, Metric] = {"entropy": Mean.over(seen.entropy, record.mask), **_teacher_parts(record)}
         if result is not None:
             parts.update(result.parts)
+            parts.update(self.own_parts(result, record))
             parts.update(self._term_parts(result.terms, share))
             self._stats.append(result.stats)
+        for name, term in self.team.policy_terms(hidden, batch).items():
+            value = value + term
+            parts[f"terms/{name}"] = Mean(term.detach(), torch.full_like(term, 1.0 / self.window.micro_batches))
         if seen.aux is not None:
             value = value + self.router_aux_loss_coef * seen.aux / self.window.micro_batches
             parts["aux_loss"] = Mean(seen.aux.detach(), torch.ones_like(seen.aux))
@@ -337,6 +357,10 @@ class VariantGRPOTrainer(SeamTrainer):
         if batch.get("last"):
             self._end_of_window()
         return value * self.world
+
+    def own_parts(self, result: Loss, record: TokenBatch) -> dict[str, Metric]:
+        """Further metrics of a micro-batch, for a subclass."""
+        return {}
 
     def _term_parts(self, terms: dict[str, Tensor], share: float) -> dict[str, Mean]:
         # a term of the window is the sum of its shares: counts that add up to 1 make the merged mean that sum
@@ -368,8 +392,6 @@ class VariantGRPOTrainer(SeamTrainer):
             self._refuse_nan(window)
             self.memory.update("step", seen, self.progress)
             logged.update({name: [value] for name, value in self.memory.report(self.progress).items()})
-            for learner in self.variant.learners:
-                logged.update({name: [value] for name, value in (learner.learn() or {}).items()})
         for name, values in logged.items():
             self._metrics[mode][name].extend(values)
 
@@ -393,6 +415,7 @@ class VariantGRPOTrainer(SeamTrainer):
             plain_states, tensors = self.memory.state_dict()
             taught = {f"teacher/{name}": value.cpu().contiguous() for name, value in self.teaching.state_dict().items()}
             save_shared(folder, self.variant, plain_states, {**tensors, **taught})
+            self.team.save_state(folder)
         plain = {
             "counters": self.progress_counters(),
             "generations": self._generations,
@@ -406,18 +429,28 @@ class VariantGRPOTrainer(SeamTrainer):
             self._buffered_inputs if self.inside_generation else None,
         )
 
+    def policy_alone(self) -> AbstractContextManager:
+        return self.team.left_out_of_the_policy()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The policy alone, as TRL saves it; what learners trained lies in `_learners/`, which no push takes along."""
+        super().save_model(output_dir, _internal_call)
+        if not _internal_call and self.accelerator.is_main_process:
+            self.team.save_weights(output_dir or self.args.output_dir)
+
     def load_state(self, folder: str) -> dict | None:
         shared = load_shared(folder, self.variant)
         if shared is None:
             return None
         plain, batches = load_rank(folder, self.accelerator.process_index, self.accelerator.device, self.world)
-        return {"shared": shared, "batches": batches, **plain}
+        return {"shared": shared, "learners": self.team.load_state(folder), "batches": batches, **plain}
 
     def apply_state(self, loaded: dict | None) -> None:
         self._generations, self._stats, self.book = 0, [], MetricBook(per_micro_batch=not self.named)
         if loaded is None:
             if self.state.global_step == 0:
                 self.memory = HookMemory(self.variant, self.args.seed)
+                self.team.restart()
             else:
                 warnings.warn(
                     "the checkpoint holds weights only (save_only_model, or another trainer wrote it): hooks with "
@@ -431,6 +464,8 @@ class VariantGRPOTrainer(SeamTrainer):
         self.teaching.load_state_dict(
             {k.removeprefix("teacher/"): v for k, v in tensors.items() if k.startswith("teacher/")}
         )
+        if loaded["learners"] is not None:
+            self.team.apply_state(loaded["learners"])
         self.restore_counters(loaded["counters"])
         self._generations, self._buffered_inputs = loaded["generations"], loaded["batches"]
         self._restore_logs(loaded["logs"])

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 
 def scoring_needs(variant: Variant) -> frozenset[str]:
-    """What rewards, select and advantage hooks and the teacher need (the loss has needs of its own)."""
-    wanted = [
-        h.needs for path, h in variant.hooks() if path.split(".")[0] in ("teacher", "rewards", "select", "advantage")
-    ]
+    """What rewards, select and advantage hooks, learners and the teacher need (the loss has needs of its own)."""
+    seams = ("teacher", "rewards", "select", "advantage", "learners")
+    wanted = [h.needs for path, h in variant.hooks() if path.split(".")[0] in seams]
     return frozenset().union(*wanted)
 
 

@@ -44,6 +44,7 @@ from ..errors import RewardError, VariantError
 from .missing import missing_extra, missing_model
 from .passes import ModelPasses, keep_4bit_trainable_on_cpu
 from .sampler import ResumableRepeatSampler
+from .token_rewards import summed
 
 SUPPORTED = ("1.16", "1.17")  # lower bound included, upper excluded
 
@@ -86,6 +87,7 @@ PRIVATE: dict[str, tuple[type, tuple[str, ...]]] = {
     "_save_checkpoint": (GRPOTrainer, ("self", "model", "trial")),
     "_save_optimizer_and_scheduler": (HFTrainer, ("self", "output_dir")),
     "_load_from_checkpoint": (HFTrainer, ("self", "resume_from_checkpoint", "model")),
+    "_save": (HFTrainer, ("self", "output_dir", "state_dict")),
     "get_batch_samples": (HFTrainer, ("self", "epoch_iterator", "num_batches", "device")),
 }
 
@@ -135,6 +137,8 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         self._loaded: dict | None = None
         self._reward_errors: list[str] = []
         self._reward_cause: Exception | None = None
+        self._token_rewards: dict[str, list | None] = {}  # of this process, where a function gives one value per token
+        self._ids_to_reward: list = []
         self._reward_matrix: Tensor = torch.empty(0)
         self.empty_rows: list[int] = []
         self._buffered_inputs: list[dict] | None = None
@@ -381,6 +385,7 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
     def _calculate_rewards(self, inputs: list, prompts: list, completions: list, completion_ids_list: list) -> Tensor:
         stock: list = getattr(self, "reward_funcs")  # noqa: B009
         self._reward_errors, self._reward_cause = [], None
+        self._token_rewards, self._ids_to_reward = {}, completion_ids_list
         names = self.reward_func_names
         self.reward_funcs = [
             f if isinstance(f, nn.Module) else self._guarded(f, n) for f, n in zip(stock, names, strict=True)
@@ -406,6 +411,7 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
             values = list(values)
             if len(values) != rows:
                 raise VariantError(f"it returned {len(values)} rewards for {rows} completions")
+            values, self._token_rewards[name] = summed(values, self._ids_to_reward)
             if wrong := [v for v in values if isinstance(v, str)]:
                 raise VariantError(f"it returned the text {wrong[0]!r} where a number or None is expected")
             numbers = [math.nan if v is None else float(v) for v in values]
@@ -540,6 +546,14 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         self._loaded = None if checkpoint is None else self.load_state(checkpoint)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        with self.policy_alone():
+            super()._save(output_dir, state_dict)
+
+    def policy_alone(self) -> contextlib.AbstractContextManager:
+        """What surrounds saving the model's weights."""
+        return contextlib.nullcontext()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         # PEFT loads adapters in fp32 whatever they were trained in
