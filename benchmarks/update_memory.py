@@ -1,7 +1,7 @@
 """Peak memory of one micro-batch's forward and backward, by its tokens: the head's part beside T x V logits.
 
-TRL's head works on tiles of 4096 tokens x 32768 entries, on a CPU with about eight of them at a time: up to there memory
-grows with the tokens, beyond it does not.
+TRL's head works on tiles of 4096 tokens x 32768 entries, on a CPU with about eight of them at a time: up to there
+memory grows with the tokens, beyond it does not.
 
     python benchmarks/update_memory.py [--tokens 1024,2048,4096,8192,16384] [--vocabulary 32768]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..records import Scored, TokenBatch
-from .weight import _quantile
+from .weight import exact_quantile
 
 ROWS = ("all", "wrong", "right", "all_fail", "difficulty")
 TOKENS = ("none", "sigmoid", "low_confidence", "high_entropy", "band")
@@ -79,7 +79,7 @@ def token_gate(kind: str, gap: Tensor, batch: TokenBatch, sharpness: float, shar
     here = batch.mask > 0
     if not here.any():
         return torch.zeros_like(batch.mask)
-    return ((score >= _quantile(score[here], 1 - share)) & here).to(batch.mask)
+    return ((score >= exact_quantile(score[here], 1 - share)) & here).to(batch.mask)
 
 
 def clip_gate(interaction: str, batch: TokenBatch) -> Tensor | float:

@@ -97,7 +97,9 @@ class ModelPasses:
         """(b, T) log-probs of the completions under `model` and, where asked for, its last hidden states (b, T, H)."""
         with self.scoring():
             size = self.args.per_device_train_batch_size
-            seen = scored_rows(self, model, batch, batch_size=size, hidden=hidden, entropy=False)  # TRL's reference has none
+            seen = scored_rows(
+                self, model, batch, batch_size=size, hidden=hidden, entropy=False
+            )  # TRL's reference has none
         return seen.logps, seen.hidden
 
 
