@@ -325,8 +325,7 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         )
 
     def _generate(self, prompts: list) -> tuple:
-        with self.stopwatch.phase("rollout"):
-            return self.sampled(prompts, self.sample_all)
+        return self.sampled(prompts, self.sample_all)
 
     def staged(self, rows: list) -> list:
         """Other data set rows than TRL's, made ready to be sampled: their prompts with images, the tools of each."""
@@ -353,7 +352,8 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         if rollout_func is not None:
             self.rollout_func = self._without_empty_completions(rollout_func)
         try:
-            return super()._generate(prompts)
+            with self.stopwatch.phase("rollout"):
+                return super()._generate(prompts)
         finally:
             self.rollout_func = rollout_func
 
