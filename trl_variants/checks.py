@@ -239,8 +239,13 @@ def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
                 "gradient_accumulation_steps",
             )
         )
+    bound = [f"{h.hook_name} has span micro-batch" for _, h in v.hooks() if h.span == "micro-batch"]
     if getattr(config, "router_aux_loss_coef", None):
-        found.append(Finding("warning", "the MoE auxiliary loss is computed per micro-batch and depends on the split"))
+        bound.append("the MoE auxiliary loss is computed per micro-batch and depends on the split")
+    if bound:
+        found.append(
+            Finding("warning", f"{', '.join(bound)}: the update keeps TRL's micro-batches and only leaves padding out")
+        )
     return found
 
 

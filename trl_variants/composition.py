@@ -116,6 +116,12 @@ class Variant:
         return "window" if exact_count or any(h.scope == "window" for _, h in self.hooks()) else "local"
 
     @property
+    def silent_at_zero(self) -> bool:
+        """Whether a row whose advantage is 0 on every token adds neither value nor gradient to a local loss."""
+        acting = (*self.credit, self.clip, self.aggregate, *self.regularizers)
+        return all(h.silent_at_zero for h in acting)
+
+    @property
     def whole_groups(self) -> bool:
         """Whether every row of a prompt must be in the same window (whole-group losses)."""
         return any(h.whole_groups for _, h in self.hooks())

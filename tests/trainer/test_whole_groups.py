@@ -18,14 +18,14 @@ def windows(name: str, **changes) -> list[list[int]]:
     seen: list[list[int]] = []
 
     def patch(trainer):
-        plain = trainer.window_batches
+        plain = trainer.buffered_steps
 
         def spy(raw):
             batches = plain(raw)
             seen.append([label for b in batches for label in b["group"].tolist()])
             return batches
 
-        trainer.window_batches = spy
+        trainer.buffered_steps = spy
 
     toy.train(VariantGRPOTrainer, variant=name, max_steps=8, num_generations=GROUP, patch=patch, **changes)
     return seen

@@ -28,6 +28,7 @@ class TokenMean:
     span: str = param("window", choices=("window", "generation", "micro-batch"))
 
     math = "1/N_tokens[{span}] sum_i sum_t"
+    silent_at_zero = True
 
     def __call__(self, per_token: Tensor, batch: TokenBatch) -> Tensor:
         per_row = (per_token * batch.mask).sum(-1)
@@ -50,6 +51,7 @@ class SequenceMean:
     rows: str = param("all", choices=("all", "live"))
 
     math = "1/N_rows sum_i 1/|y_i| sum_t"
+    silent_at_zero = True
 
     def __call__(self, per_token: Tensor, batch: TokenBatch) -> Tensor:
         rows = batch.window.rows if self.rows == "all" else batch.window.live_rows
@@ -63,6 +65,7 @@ class SequenceSum:
     LUSPO (2602.05261)."""
 
     math = "1/N_rows sum_i sum_t"
+    silent_at_zero = True
 
     def __call__(self, per_token: Tensor, batch: TokenBatch) -> Tensor:
         return (per_token * batch.mask).sum() / max(batch.window.rows, 1.0)
@@ -79,6 +82,7 @@ class ConstantLength:
     length: int | None = param(None, above=0)
 
     math = "1/(N_rows L) sum_i sum_t"
+    silent_at_zero = True
 
     def __call__(self, per_token: Tensor, batch: TokenBatch) -> Tensor:
         length = self.length or batch.run.max_completion_length
@@ -98,6 +102,7 @@ class PromptMean:
     """
 
     math = "1/N_prompts sum_q 1/|tokens of q| sum_i,t"
+    silent_at_zero = True
 
     def __call__(self, per_token: Tensor, batch: TokenBatch) -> Tensor:
         per_row = (per_token * batch.mask).sum(-1)

@@ -31,6 +31,7 @@ class SequenceConstant:
     length: int | None = param(None, above=0)
 
     math = "1/(N_rows L) sum_i 1/|y_i| sum_t"
+    silent_at_zero = True
 
     def __call__(self, per_token: Tensor, batch: TokenBatch) -> Tensor:
         return masked_mean(per_token, batch.mask).sum() / (max(batch.window.rows, 1.0) * _length(self, batch))
@@ -48,6 +49,7 @@ class PromptConstant:
     length: int | None = param(None, above=0)
 
     math = "1/(N_prompts G L) sum_i sum_t"
+    silent_at_zero = True
 
     def __call__(self, per_token: Tensor, batch: TokenBatch) -> Tensor:
         answers = max(batch.window.prompts, 1.0) * max(batch.run.group_size, 1)

@@ -18,6 +18,7 @@ class PromptSum:
     (2509.02333)."""
 
     math = "1/N_prompts sum_q sum_i 1/|y_i| sum_t"
+    silent_at_zero = True
 
     def __call__(self, per_token: Tensor, batch: TokenBatch) -> Tensor:
         return masked_mean(per_token, batch.mask).sum() / max(batch.window.prompts, 1.0)
@@ -35,6 +36,7 @@ class FlooredSequenceMean(SequenceMean):
 
     math = "max(0, .) of 1/N_rows sum_i 1/|y_i| sum_t"
     scope = "window"
+    silent_at_zero = True
 
     def bound(self, loss: Tensor) -> Tensor:
         """The loss the window is trained on."""

@@ -86,6 +86,9 @@ _DEFAULTS: dict[str, Any] = {
     "reports_logps": False,  # rollouts hooks: whether trajectories may come with their behaviour's log-probs
     "draws_prompts": False,  # rollouts hooks: keeps some groups and replaces the others by fresh prompts
     "span": "window",  # "micro-batch": the rule depends on the split by definition and says so
+    # a row whose advantage is 0 on every token: credit leaves it at 0, clip, aggregate and regularizer give it neither
+    # value nor gradient, so that the update need not process it
+    "silent_at_zero": False,
 }
 
 _REGISTRY: dict[tuple[str, str], type] = {}
@@ -140,6 +143,8 @@ def hook(seam: str, name: str | None = None) -> Callable[[Any], type]:
         for attribute, value in _DEFAULTS.items():
             if not hasattr(cls, attribute):
                 setattr(cls, attribute, value)
+        if "__call__" in vars(cls) and "silent_at_zero" not in vars(cls):  # never inherited by another rule
+            cls.silent_at_zero = False
         unknown = set() if isinstance(cls.needs, property) else set(cls.needs) - NEEDS
         if unknown:
             raise VariantError(

@@ -62,6 +62,7 @@ class PPOClip:
     floor: float | None = param(None, above=1.0)
 
     math = "min(r A, clip(r, 1-{eps_low}, 1+{eps_high}) A)"
+    silent_at_zero = True
 
     def __post_init__(self):
         for name, bound in (("delta", self.delta), ("floor", self.floor)):
@@ -93,6 +94,7 @@ class Unclipped:
     """r A, (B, T) or (B, 1): the importance-weighted surrogate without a bound. PPO (1707.06347) eq. 6."""
 
     math = "r A"
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         return Clipped(bounded_exp(log_ratio) * advantage)
@@ -111,6 +113,7 @@ class CISPO:
     floor: float | None = param(None, low=0.0)
 
     math = "sg[min(r, {cap})] A lp"
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         ratio = bounded_exp(log_ratio.detach())
@@ -136,6 +139,7 @@ class SoftGate:
     tau_neg: float = param(1.05, above=0.0)
 
     math = "4/tau sigmoid(tau (r - 1)) A, tau = {tau_pos} if A > 0 else {tau_neg}"
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         tau = choose(advantage > 0, self.tau_pos, self.tau_neg, log_ratio)
@@ -161,6 +165,7 @@ class GammaWeight:
 
     math = "sg[W^k exp(l (1-W))] A lp, (k, l) = ({k_pos}, {lambda_pos}) if A >= 0 else ({k_neg}, {lambda_neg})"
     folds_sampler = True
+    silent_at_zero = True
 
     @property
     def needs(self) -> frozenset[str]:
@@ -194,6 +199,7 @@ class GeometricMean:
     eps_high: float = param(0.4, low=0.0)
 
     math = "exp(1/|y| sum_t clip_A(log r_t, -{eps_low}, {eps_high})) A"
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         clamped = log_ratio.clamp(-self.eps_low, self.eps_high)

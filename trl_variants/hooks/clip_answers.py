@@ -36,6 +36,7 @@ class Tapered:
     cap: float = param(1.0, above=0.0)
 
     math = "sg[1 if A >= 0 else min(rho, {cap})] A sum_t lp_t"
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         rho = bounded_exp(answer_log_ratio(log_ratio, batch)).clamp(max=self.cap)

@@ -37,6 +37,7 @@ class SmoothGate:
     tau_neg: float = param(1.05, above=0.0)
 
     math = "{gate}(tau (r - 1)) / tau A, tau = {tau_pos} if A > 0 else {tau_neg}"
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         tau = choose(advantage > 0, self.tau_pos, self.tau_neg, log_ratio)
@@ -55,6 +56,7 @@ class GaussianWeight:
     sigma: float = param(0.5, above=0.0)
 
     math = "sg[exp(-(log r / {sigma})^2 / 2)] r A"
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         weight = torch.exp(-0.5 * (log_ratio.detach() / self.sigma) ** 2)
@@ -74,6 +76,7 @@ class SoftSequence:
 
     math = "exp(1/|y| sum_t arctan(log r_t)) A"
     token_ratio_only = True
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         kept = batch.active
@@ -106,6 +109,7 @@ class Hazard:
     math = (
         "exp(psi - sg[(s(psi)/{lambda_pos})^{k_pos} + (s(-psi)/{lambda_neg})^{k_neg}]) A, psi = {c} tanh(log r / {c})"
     )
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         psi = self.c * torch.tanh(log_ratio / self.c)

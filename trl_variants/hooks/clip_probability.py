@@ -29,6 +29,7 @@ class ProbabilityBounds:
 
     math = "min(r A, clip(r, low(q), high(q)) A), |(r-1) r q| <= {eps_low}, {eps_high}; r <= {cap}"
     needs = frozenset({"old_logps"})
+    silent_at_zero = True
 
     def bounds(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """(low, high), each of the shape of the probabilities q."""

@@ -23,6 +23,7 @@ class LogLinear:
     """
 
     math = "log r A"
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         return Clipped(log_ratio * advantage)
@@ -41,6 +42,7 @@ class RatioClamp:
     high: float = param(1.2, above=0.0, ours=True)
 
     math = "clip(r, {low}, {high}) A"
+    silent_at_zero = True
 
     def __post_init__(self):
         numbers = [x for x in (self.low, self.high) if isinstance(x, (int, float))]

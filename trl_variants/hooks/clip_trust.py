@@ -27,6 +27,7 @@ class UpperCap:
     eps_high: float = param(0.28, above=-1.0, ours=True)
 
     math = "min(r, 1+{eps_high}) A"
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         cap = math.log1p(self.eps_high)
@@ -48,6 +49,7 @@ class WideningClip:
     eps_high: float = param(0.05, low=0.0)
     power: float = 0.5
     dual: float | None = param(0.05, low=0.0)
+    silent_at_zero = True
 
     @property
     def math(self) -> str:
@@ -85,6 +87,7 @@ class HybridClip:
     eps_high_seq: float = param(4e-4, low=0.0, ours=True)
 
     token_ratio_only = True
+    silent_at_zero = True
 
     @property
     def math(self) -> str:
@@ -139,6 +142,7 @@ class DivergenceMask:
 
     math = "sg[min(r, {cap})] [{divergence}(p, mu) <= {delta} or moving back] A lp"
     token_ratio_only = True
+    silent_at_zero = True
 
     def __call__(self, log_ratio: Tensor, advantage: Tensor, batch: TokenBatch) -> Clipped:
         with torch.no_grad():

@@ -25,6 +25,7 @@ class Discount:
     gamma: float = param(1.0, above=0.0, high=1.0)
 
     math = "A_t = gamma^(|y|-t) A, gamma = {gamma}"
+    silent_at_zero = True
 
     def __call__(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
         to_come = batch.mask.flip(1).cumsum(1).flip(1) - batch.mask

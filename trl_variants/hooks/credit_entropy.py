@@ -62,6 +62,7 @@ class EntropyBand:
 
     math = "A_t = [not in lowest {low} by H] A + [H above {high_from}] bonus ({form}: {coef}, {cap}, {kappa})"
     needs = frozenset({"entropy"})
+    silent_at_zero = True
 
     @property
     def scope(self) -> str:

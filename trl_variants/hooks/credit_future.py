@@ -44,6 +44,7 @@ class LambdaTrace:
     floor: float | None = param(None, high=0.0)
 
     math = "A_t = A w(tokens to come), {reading} trace of {gamma} * {lam}"
+    silent_at_zero = True
 
     def __call__(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
         advantage = advantage if self.floor is None else advantage.clamp(min=self.floor)
@@ -77,6 +78,7 @@ class FutureKL:
 
     math = "A_t = clip(exp(sum_k>=t 2^(-(k-t)/{half_life}) d_k), {low}, {high}) A, d = sg[lp] - lp_old"
     needs = frozenset({"old_logps"})
+    silent_at_zero = True
 
     def __post_init__(self):
         for low, high in (("low", "high"), ("safe_low", "safe_high")):

@@ -27,6 +27,7 @@ class PhaseWeights:
     rescale: bool = True
 
     math = "A_t = w A, w = {weights} by {by}"
+    silent_at_zero = True
 
     def __post_init__(self):
         good = all(

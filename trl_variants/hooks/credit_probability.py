@@ -35,6 +35,7 @@ class ProbabilityWeight:
 
     math = "A_t = A ({alpha} q_t + 1 - {alpha}), q = pi_old"
     needs = frozenset({"old_logps"})
+    silent_at_zero = True
 
     def __call__(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
         return advantage * (self.alpha * old_probability(batch) + 1 - self.alpha)
@@ -55,6 +56,7 @@ class LowProbabilityFirst:
     math = "A_t = A [q_t < {eta}] in even passes, A [q_t >= {eta}] in odd ones"
     needs = frozenset({"old_logps"})
     passes = 2  # num_iterations must be a multiple
+    silent_at_zero = True
 
     def __call__(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
         return advantage * tokens_of_pass(batch, self.eta)
@@ -83,6 +85,7 @@ class PolarityBoost:
 
     math = "A_t = max({start} - {decay} step, 1) A on {share_correct} least likely or (wrong) {share_wrong} likeliest"
     needs = frozenset({"old_logps"})
+    silent_at_zero = True
 
     def __call__(self, advantage: Tensor, batch: TokenBatch) -> Tensor:
         right = batch.need("correct").bool().unsqueeze(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from trl import GRPOConfig
 
@@ -52,6 +52,35 @@ class VariantGRPOConfig(GRPOConfig):
             "help": "A completion counts as correct when its first reward exceeds this (metrics and hooks that ask)."
         },
     )
+    plan_updates: bool = field(
+        default=True,
+        metadata={
+            "help": "Process in the update phase only tokens that carry gradient: without padding, without rows that "
+            "the method gives no gradient, in micro-batches of equal cost. Gradients are those of the same rows "
+            "processed as TRL does. With no variant named only padding is left out."
+        },
+    )
+    max_tokens_per_microbatch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Most tokens in one forward of the update phase. Default: per_device_train_batch_size times the "
+            "longest prompt plus the longest completion of the optimizer step, which is what TRL processes."
+        },
+    )
+    packing: Literal["auto", "none"] = field(
+        default="auto",
+        metadata={
+            "help": "Several rows on one line of a micro-batch where the model keeps them apart (checked once, on the "
+            "run's own model) and it is faster; none: one row a line."
+        },
+    )
+    shared_prompt: Literal["auto", "none"] = field(
+        default="auto",
+        metadata={
+            "help": "Process a prompt once for several of its completions where the model can (checked once, SDPA "
+            "attention) and it is faster; none: a prompt for each completion."
+        },
+    )
 
     def __post_init__(self):
         self.variant, self.hooks, self.teacher = map(_mapping, (self.variant, self.hooks, self.teacher))
@@ -60,6 +89,11 @@ class VariantGRPOConfig(GRPOConfig):
                 raise VariantError(f"{name} must be at least 1, got {value}")
         if self.steps_per_generation is not None and self.steps_per_generation < 1:
             raise VariantError(f"steps_per_generation must be at least 1, got {self.steps_per_generation}")
+        if self.max_tokens_per_microbatch is not None and self.max_tokens_per_microbatch < 1:
+            raise VariantError(f"max_tokens_per_microbatch must be at least 1, got {self.max_tokens_per_microbatch}")
+        for name in ("packing", "shared_prompt"):
+            if (value := getattr(self, name)) not in ("auto", "none"):
+                raise VariantError(f"{name} is 'auto' or 'none', got {value!r}")
         super().__post_init__()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -30,18 +30,22 @@ from ..records import Run, TokenBatch, Window, column
 from ..schedule import at
 from .checkpoint import load_rank, load_shared, save_rank, save_shared
 from .config import VariantGRPOConfig, variant_of
+from .forward import Tally
 from .memory import HookMemory
 from .metrics import MetricBook
+from .planning import Plan, blank, describe_plan, plan_update, together, unclipped
 from .resampling import Resampling
 from .rollouts import RolloutSeam
 from .scoring import build_scored, dead_groups
 from .seam import SeamTrainer
 from .selftest import self_test
 from .services import Services
-from .statistics import Statistics, statistics
+from .statistics import Statistics, loss_divergences, statistics
 from .teaching import Teaching
 from .token_rewards import with_token_rewards
 from .window import count_window, join, loss_mask, shuffle_groups, token_batch
+
+_ROWS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 
 class VariantGRPOTrainer(SeamTrainer):
@@ -59,6 +63,7 @@ class VariantGRPOTrainer(SeamTrainer):
     """
 
     _tag_names = ["trl", "grpo", "trl-variants"]
+    learner_trains_policy = False
 
     def __init__(
         self,
@@ -98,6 +103,8 @@ class VariantGRPOTrainer(SeamTrainer):
         self.memory = HookMemory(self.variant, args.seed)
         self.book = MetricBook(per_micro_batch=not self.named)
         self.window: Window = None  # type: ignore[assignment]
+        self.plan = Plan([], 1)
+        self.warned_of_budget = False
         self._generations = 0
         self.generation_rows: list[dict] = []  # of this process, as the data set has them
         self._stats: list[dict] = []
@@ -132,6 +139,7 @@ class VariantGRPOTrainer(SeamTrainer):
         )
         self.teaching = Teaching(self)
         self.team = Team(self)
+        self.learner_trains_policy = self.team.trains_policy
 
     # --- what the run and the variant ask of each other ---------------------------------------------------------
 
@@ -269,10 +277,15 @@ class VariantGRPOTrainer(SeamTrainer):
             self._tested = True
             if self.accelerator.is_main_process and (result := self_test(self, batches)):
                 print(result, flush=True)
-        if self.variant.scope == "window":
-            self._evaluate_window(batches)
-        batches[-1]["last"] = True
-        return batches
+                print(describe_plan(self, batches), flush=True)
+        whole = self._evaluate_window(batches) if self.variant.scope == "window" else None
+        self.plan = plan_update(self, batches)
+        planned = [{} if batch is None else batch for batch in self.plan.batches]
+        planned[-1].update(last=True, window_loss=whole)
+        return planned
+
+    def takes(self, batch: Mapping) -> bool:
+        return super().takes(batch) and not self.learner_trains_policy  # such a term reads TRL's own rows
 
     def mixed(self, generation: dict) -> dict:
         if not self.variant.whole_groups:
@@ -282,6 +295,7 @@ class VariantGRPOTrainer(SeamTrainer):
     def eval_batch(self, rows: list) -> dict:
         batch = dict(self._generate_and_score_completions(rows), iteration=0, last=True)
         self.window = count_window([batch], self.gather_rows, self.world, 1.0)
+        self.plan = Plan([batch], 1)
         return batch
 
     def _record(self, batch: dict, seen: Statistics) -> TokenBatch:
@@ -297,13 +311,18 @@ class VariantGRPOTrainer(SeamTrainer):
 
     def _whole_window(self, batches: list[dict]) -> TokenBatch:
         """The statistics of every micro-batch of every process, without gradient."""
-        parts = []
         with self.scoring():
-            for batch in batches:
-                parts.append(self._record(batch, statistics(self, self.model, batch)))
-        return join(parts, self.gather_rows)
+            if all(self.takes(b) for b in batches) and not loss_divergences(self.variant):
+                rows = together([{k: b[k] for k in _ROWS} for b in batches], self.pad_id)
+                scores = self.forward(self.model, rows, batch_size=self.args.per_device_train_batch_size)
+                sizes = [b["completion_ids"].shape for b in batches]
+                split = zip(*(x.split([n for n, _ in sizes]) for x in (scores.logps, scores.entropy)), strict=True)
+                seen = [Statistics(x[:, :w], y[:, :w]) for (x, y), (_, w) in zip(split, sizes, strict=True)]
+            else:  # hidden states of a whole window may be too many to keep
+                seen = [statistics(self, self.model, batch) for batch in batches]
+        return join([self._record(b, s) for b, s in zip(batches, seen, strict=True)], self.gather_rows)
 
-    def _evaluate_window(self, batches: list[dict]) -> None:
+    def _evaluate_window(self, batches: list[dict]) -> Loss:
         """The one window objective: evaluated once, its coefficients are handed to the micro-batches."""
         whole = self._whole_window(batches)
         loss, c = coefficients(self.variant, whole, self.memory.states, self.memory.rngs)
@@ -313,14 +332,16 @@ class VariantGRPOTrainer(SeamTrainer):
         for batch, count in zip(batches, rows, strict=True):
             width = batch["completion_mask"].shape[1]
             batch["coefficients"] = {name: g[start : start + count, :width] for name, g in c.items()}
-            batch["window_value"] = loss.loss.detach() / self.window.micro_batches
+            batch["window_value"] = loss.loss.detach()
             start += count
-        batches[-1]["window_loss"] = loss
+        return loss
 
     # --- the loss -----------------------------------------------------------------------------------------------
 
     def micro_batch_loss(self, model: nn.Module, batch: dict) -> Tensor:
         """The micro-batch's share of the window's loss, times the processes over which gradients are averaged."""
+        if not batch:  # the other micro-steps hold every row with gradient
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         if "frozen" in batch:
             if batch["last"]:
                 self._end_of_window()
@@ -329,10 +350,11 @@ class VariantGRPOTrainer(SeamTrainer):
         with self.team.watching(model, hidden):
             seen = statistics(self, model, batch, aux=self.aux_loss_enabled)
         record = self._record(batch, seen)
+        share = 1.0 / (self.plan.real * self.world)  # of the window's metrics that is this micro-batch's to report
         result: Loss | None
         if "coefficients" in batch:  # the window is evaluated already; its value is reported in equal shares
             surrogate = seen.surrogate(batch["coefficients"])
-            value = surrogate - surrogate.detach() + batch["window_value"]
+            value = surrogate - surrogate.detach() + batch["window_value"] * share
             result, share = batch.get("window_loss"), 1.0
         elif self.variant.scope == "window":  # evaluation: one window over all processes
             rngs = self.memory.generators(training=False)
@@ -340,11 +362,14 @@ class VariantGRPOTrainer(SeamTrainer):
             value, share = result.loss / self.world, 1.0
         else:
             result = evaluate(self.variant, record, self.memory.states, self.memory.generators(self.training))
-            value, share = result.loss, 1.0 / self.window.micro_batches
+            value = result.loss
         parts: dict[str, Metric] = {"entropy": Mean.over(seen.entropy, record.mask), **_teacher_parts(record)}
         if result is not None:
             parts.update(result.parts)
             parts.update(self.own_parts(result, record))
+        if batch.get("weightless"):
+            value, parts = value.detach() + 0.0 * seen.logps.sum(), blank(parts)
+        if result is not None:
             parts.update(self._term_parts(result.terms, share))
             self._stats.append(result.stats)
         for name, term in self.team.policy_terms(hidden, batch).items():
@@ -355,12 +380,31 @@ class VariantGRPOTrainer(SeamTrainer):
             parts["aux_loss"] = Mean(seen.aux.detach(), torch.ones_like(seen.aux))
         self.book.add(parts)
         if batch.get("last"):
+            if self.named and self.training:
+                self._report_plan(result)
             self._end_of_window()
         return value * self.world
 
     def own_parts(self, result: Loss, record: TokenBatch) -> dict[str, Metric]:
         """Further metrics of a micro-batch, for a subclass."""
         return {}
+
+    def _report_plan(self, result: Loss | None) -> None:
+        """What the plan processed; and the rows it left out, where a metric counts them by definition."""
+        if self.variant.scope != "window" and result is not None:
+            self.book.add(unclipped(self.plan, result.parts, per_row=result.log_ratio.shape[1] == 1))
+        tally, self.forward.tally = self.forward.tally, Tally()
+        number = lambda total, count: Mean(*torch.tensor([float(total), float(count)]))  # noqa: E731
+        one = 1.0 / self.world
+        self.book.add(
+            {
+                "plan/tokens_generated": number(self.plan.tokens, one),
+                "plan/tokens_with_gradient": number(self.plan.tokens - self.plan.dropped_tokens, one),
+                "plan/tokens_processed": number(tally.processed, one),
+                "plan/useful_share": number(tally.useful, tally.processed),
+                "plan/forwards_per_row": number(tally.rows, self.window.rows / self.world),
+            }
+        )
 
     def _term_parts(self, terms: dict[str, Tensor], share: float) -> dict[str, Mean]:
         # a term of the window is the sum of its shares: counts that add up to 1 make the merged mean that sum

@@ -16,7 +16,7 @@ from ..errors import VariantError
 from ..teachers.weights import adapter
 from .head import Head
 from .missing import missing_model
-from .statistics import hidden_states
+from .statistics import scored_rows
 
 
 class ModelPasses:
@@ -32,6 +32,8 @@ class ModelPasses:
     is_deepspeed_enabled: bool
     scoring: Callable
     logps_and_entropy: Callable
+    takes: Callable
+    forward: Any
 
     @property
     def unwrapped(self) -> Any:
@@ -93,13 +95,12 @@ class ModelPasses:
     @torch.no_grad()
     def frozen_pass(self, model: nn.Module, batch: Mapping, hidden: bool) -> tuple[Tensor, Tensor | None]:
         """(b, T) log-probs of the completions under `model` and, where asked for, its last hidden states (b, T, H)."""
-        with self.scoring(), hidden_states(self, model, hidden) as seen:
+        with self.scoring():
             size = self.args.per_device_train_batch_size
-            logps, _, _ = self.logps_and_entropy(
-                model, batch, batch_size=size, entropy=False
+            seen = scored_rows(
+                self, model, batch, batch_size=size, hidden=hidden, entropy=False
             )  # TRL's reference has none
-        width = batch["completion_ids"].size(1)
-        return logps, torch.cat(seen)[:, -width - 1 : -1] if hidden else None
+        return seen.logps, seen.hidden
 
 
 def keep_4bit_trainable_on_cpu(model: nn.Module) -> int:

@@ -41,9 +41,12 @@ from trl.trainer.utils import (
 )
 
 from ..errors import RewardError, VariantError
+from .forward import Abilities, Forward
+from .layout import Layout
 from .missing import missing_extra, missing_model
 from .passes import ModelPasses, keep_4bit_trainable_on_cpu
 from .sampler import ResumableRepeatSampler
+from .timing import Stopwatch
 from .token_rewards import summed
 
 SUPPORTED = ("1.16", "1.17")  # lower bound included, upper excluded
@@ -131,6 +134,8 @@ require_supported_trl()
 class SeamTrainer(ModelPasses, GRPOTrainer):
     """trl.GRPOTrainer with its private seams named; see the module's text."""
 
+    named = True  # whether the run names a variant; without one the logs are TRL's
+
     def __init__(self, *args: Any, **kwargs: Any):
         self._raw_window: list = []
         self._window: list[dict] = []
@@ -144,6 +149,9 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         self._buffered_inputs: list[dict] | None = None
         self._first_turn = False
         self._pending_extra_logs: dict[str, list] = defaultdict(list)
+        self.forward = Forward(self)
+        self._dropout: bool | None = None
+        self.stopwatch = Stopwatch()
         try:
             super().__init__(*args, **kwargs)
         except (OSError, ImportError) as error:
@@ -259,6 +267,8 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         return samples, count
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if self.takes({}):
+            self.forward.settle()
         if not self.training:
             return self.eval_batch(generation_batch)
         if not self._window:
@@ -300,7 +310,8 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
     # --- generation and rewards ---------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list) -> dict:
-        return self.scored_generation(inputs, super()._generate_and_score_completions)
+        with self.stopwatch.phase("scoring"):
+            return self.scored_generation(inputs, super()._generate_and_score_completions)
 
     def _tokenize_prompts(self, prompts: list) -> Any:
         tokenized = super()._tokenize_prompts(prompts)
@@ -344,7 +355,8 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         if rollout_func is not None:
             self.rollout_func = self._without_empty_completions(rollout_func)
         try:
-            return super()._generate(prompts)
+            with self.stopwatch.phase("rollout"):
+                return super()._generate(prompts)
         finally:
             self.rollout_func = rollout_func
 
@@ -467,9 +479,12 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """(B, T) log-probs of the completion tokens, their entropy (when `entropy`), and the MoE auxiliary loss (when
         `aux`)."""
+        if self.takes(batch):
+            scores = self.forward(model, batch, aux=aux, batch_size=batch_size)
+            return scores.logps, scores.entropy, scores.aux
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-        result = self._get_per_token_logps_and_entropies(
+        result = super()._get_per_token_logps_and_entropies(
             model,
             ids,
             attention,
@@ -481,10 +496,99 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         )
         return result[0], result[1], result[2]
 
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **multimodal: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        batch = {
+            "prompt_ids": input_ids[:, :-logits_to_keep],
+            "completion_ids": input_ids[:, -logits_to_keep:],
+            "prompt_mask": attention_mask[:, :-logits_to_keep],
+            "completion_mask": attention_mask[:, -logits_to_keep:],
+            **multimodal,
+        }
+        if self.takes(batch):  # TRL's passes over a generation: old policy and reference
+            scores = self.forward(model, batch, aux=compute_aux_loss, batch_size=batch_size)
+            return scores.logps, scores.entropy if compute_entropy else None, scores.aux
+        return super()._get_per_token_logps_and_entropies(
+            model,
+            input_ids,
+            attention_mask,
+            logits_to_keep,
+            batch_size,
+            compute_entropy,
+            compute_aux_loss,
+            **multimodal,
+        )
+
+    def takes(self, batch: Mapping) -> bool:
+        """Whether `forward` may run these rows; images, dropout and virtual tokens are left to TRL's own pass."""
+        if self._dropout is None:  # its random numbers belong to the places of a padded batch
+            rates = (getattr(self.model.config.get_text_config(), "attention_dropout", 0.0) or 0.0,)
+            self._dropout = any(rates) or any(m.p > 0 for m in self.model.modules() if isinstance(m, nn.Dropout))
+        prompted = is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning
+        images = getattr(self, "_is_vlm") or any(batch.get(k) is not None for k in _MULTIMODAL)  # noqa: B009
+        return bool(getattr(self.args, "plan_updates", True)) and not (images or prompted or self._dropout)
+
+    def run_layout(self, model: nn.Module, layout: Layout, aux: bool) -> tuple[Any, Tensor]:
+        """One forward of TRL's fused head on the layout's scored positions alone.
+
+        The head of TRL 1.16 projects every position on a device without Triton; here a hook on the backbone hands it
+        only those to score. Returns its output, whose fields are (1, n), and their hidden states (n, H).
+        """
+        base = self.causal_lm(model)
+        source, labels = layout.source, layout.labels
+        if not len(source):  # nothing to score: one position keeps the result connected to the model
+            source = labels = source.new_zeros(1)
+        kept: list[Tensor] = []
+
+        def select(module: nn.Module, given: Any, output: Any) -> Any:
+            hidden = output.last_hidden_state
+            kept.append(hidden.flatten(0, 1).index_select(0, source.to(hidden.device)))
+            output.last_hidden_state = kept[0].unsqueeze(0)
+            return output
+
+        inputs = {"input_ids": layout.input_ids, "shift_labels": labels.unsqueeze(0), "fused_lm_head": True}
+        for name in ("attention_mask", "position_ids"):
+            if (value := getattr(layout, name)) is not None:
+                inputs[name] = value
+        if aux:
+            inputs["output_router_logits"] = True
+        handle = base.base_model.register_forward_hook(select)
+        try:
+            with self.accelerator.autocast():
+                return model(**inputs), kept[0]
+        finally:
+            handle.remove()
+
+    @property
+    def pad_id(self) -> int:
+        return self._tokenizer.pad_token_id
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.config.get_text_config().vocab_size
+
+    @property
+    def full_precision(self) -> bool:
+        return torch.finfo(self.model.dtype).eps < 1e-6 and self.accelerator.mixed_precision == "no"
+
+    def agree(self, mine: Abilities) -> Abilities:
+        """What the model can on every process."""
+        table = self.gather_rows(torch.tensor([[mine.trim, mine.pack, mine.share]], device=self.accelerator.device), 0)
+        return Abilities(*table.bool().all(0).tolist())
+
     def logps_and_sum_sq_probs(self, batch: dict) -> tuple[Tensor, Tensor]:
         """(B, T) log-probs of the completion tokens and sum_v pi(v)^2 at each, without gradient."""
         model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        width, seen = batch["completion_ids"].size(1), []
+        width, seen, size = batch["completion_ids"].size(1), [], self.args.per_device_train_batch_size
         stock = model.forward
         add_fused_lm_head(
             model,
@@ -492,16 +596,19 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
             cast_lm_head_to_fp32=self.args.cast_lm_head_to_fp32,
             outputs=("log_probs", "entropy", "log_sum_sq_probs"),
         )
-        handle = model.register_forward_hook(lambda _m, _i, out: seen.append(out.log_sum_sq_probs[:, -width:]))
         try:
             with self.scoring():
-                logps, _, _ = self.logps_and_entropy(
-                    self.model, batch, batch_size=self.args.per_device_train_batch_size
-                )
+                if self.takes(batch):
+                    scores = self.forward(self.model, batch, batch_size=size, more=("log_sum_sq_probs",))
+                    return scores.logps, scores.more["log_sum_sq_probs"].exp()
+                handle = model.register_forward_hook(lambda _m, _i, out: seen.append(out.log_sum_sq_probs[:, -width:]))
+                try:
+                    logps, _, _ = self.logps_and_entropy(self.model, batch, batch_size=size)
+                finally:
+                    handle.remove()
+                return logps, torch.cat(seen).exp()
         finally:
-            handle.remove()
             model.forward = stock
-        return logps, torch.cat(seen).exp()
 
     @staticmethod
     def has_images(batch: Mapping) -> bool:
@@ -532,6 +639,16 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
         ):
             yield
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        if self._raw_window:  # the first micro-step of an optimizer step
+            self.stopwatch.take()
+        with self.stopwatch.phase("update"):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.named and not self._window:
+            for phase in ("rollout", "scoring", "update"):
+                self._metrics["train"][f"time/{phase}_seconds"].append(self.stopwatch.seconds.get(phase, 0.0))
+        return loss
 
     def _compute_loss(self, model: nn.Module, inputs: dict) -> Tensor:
         return self.micro_batch_loss(model, inputs)

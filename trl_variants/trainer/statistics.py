@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..divergence import Divergence, divergence, divergence_topk, in_chunks
+from .forward import Scores
 from .head import Head
 
 if TYPE_CHECKING:
@@ -39,13 +40,30 @@ class Statistics:
 def statistics(trainer: VariantGRPOTrainer, model: nn.Module, batch: dict, aux: bool = False) -> Statistics:
     """One forward of a micro-batch: log-probs, entropy and the divergences the variant's loss reads."""
     wanted = loss_divergences(trainer.variant)
-    with hidden_states(trainer, model, bool(wanted)) as seen:
-        logps, entropy, aux_loss = trainer.logps_and_entropy(model, batch, aux=aux)
-    compared = {}
-    if wanted:
-        width = batch["completion_ids"].shape[1]
-        compared = compare(trainer, seen[0][:, -width - 1 : -1], batch, wanted)
-    return Statistics(logps, entropy, compared, aux_loss)
+    seen = scored_rows(trainer, model, batch, aux=aux, hidden=bool(wanted))
+    compared = {} if seen.hidden is None else compare(trainer, seen.hidden, batch, wanted)
+    return Statistics(seen.logps, seen.entropy, compared, seen.aux)
+
+
+def scored_rows(
+    trainer: ModelPasses,
+    model: nn.Module,
+    batch: Mapping,
+    *,
+    aux: bool = False,
+    batch_size: int | None = None,
+    hidden: bool = False,
+    entropy: bool = True,
+) -> Scores:
+    """Log-probs, entropy and, where asked for, hidden states of the completions, by the planner's pass or TRL's own."""
+    if trainer.takes(batch):
+        return trainer.forward(model, batch, aux=aux, batch_size=batch_size, hidden=hidden)
+    with hidden_states(trainer, model, hidden) as seen:
+        logps, entropy, aux_loss = trainer.logps_and_entropy(
+            model, batch, aux=aux, batch_size=batch_size, entropy=entropy
+        )
+    width = batch["completion_ids"].shape[1]
+    return Scores(logps, entropy, aux_loss, hidden=torch.cat(seen)[:, -width - 1 : -1] if hidden else None)
 
 
 def loss_divergences(variant: Any) -> tuple[Divergence, ...]:

@@ -15,7 +15,7 @@ from ..teachers import Answer, Question, Teacher
 from ..teachers.base import silence
 from .head import Head
 from .scoring import scoring_needs
-from .statistics import compare, hidden_states, loss_divergences, scoring_divergences
+from .statistics import compare, loss_divergences, scoring_divergences
 
 if TYPE_CHECKING:
     from .grpo import VariantGRPOTrainer
@@ -127,11 +127,8 @@ class Teaching:
         if self.teacher is not None and "teacher_logps" in needs:
             tokens = {name: gather(output[name], 0) for name in ("teacher_logps", "teacher_mask")}
         if wanted := scoring_divergences(trainer.variant):
-            model = trainer.model
-            with trainer.scoring(), hidden_states(trainer, model) as seen:
-                trainer.logps_and_entropy(model, output, batch_size=trainer.args.per_device_train_batch_size)
-                width = output["completion_ids"].shape[1]
-                found = compare(trainer, torch.cat(seen)[:, -width - 1 : -1], output, wanted)
+            _, hidden = trainer.frozen_pass(trainer.model, output, True)
+            found = {} if hidden is None else compare(trainer, hidden, output, wanted)
             tokens |= {f"divergence/{key}": gather(value, 0) for key, value in found.items()}
             if self.teacher is not None:
                 tokens["teacher_mask"] = gather(output["teacher_mask"], 0)
