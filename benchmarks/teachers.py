@@ -59,12 +59,12 @@ def budget(experiment: Experiment, arm: Arm, steps: int | None = None) -> Budget
     return chosen if steps is None else dataclasses.replace(chosen, steps=steps)
 
 
-def composed(arm: Arm) -> Variant:
-    """The arm's variant, with the shipped teacher where it asks for one and names none."""
+def composed(arm: Arm, teacher: str | None = None) -> Variant:
+    """The arm's variant, with the shipped teacher (or that path) where it asks for one and names none."""
     made = variant(arm.entry, **arm.edits)
     asks = any(h.needs & {"teacher_logps"} for _, h in made.hooks())
     if asks and made.teacher is None:
-        made = made.with_(teacher={"model": {"path": scratchpad(train_size=1).teacher_path()}})
+        made = made.with_(teacher={"model": {"path": teacher or scratchpad(train_size=1).teacher_path()}})
     return made
 
 
@@ -139,7 +139,8 @@ def work(job: Job, steps: int | None = None) -> dict[str, Any]:
 def key_of(job: Job, steps: int | None = None) -> str:
     name, label, seed = job
     arm = EXPERIMENTS[name].arm(label)
-    return budget(EXPERIMENTS[name], arm, steps).key(composed(arm), seed)
+    # not the folder, which is another on every machine
+    return budget(EXPERIMENTS[name], arm, steps).key(composed(arm, "task"), seed)
 
 
 @torch.no_grad()

@@ -14,7 +14,9 @@ from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from ..errors import VariantError
 from ..teachers.weights import adapter
+from .forward import Abilities
 from .head import Head
+from .layout import Layout
 from .missing import missing_model
 from .statistics import scored_rows
 
@@ -33,6 +35,7 @@ class ModelPasses:
     scoring: Callable
     logps_and_entropy: Callable
     takes: Callable
+    gather_rows: Callable
     forward: Any
 
     @property
@@ -101,6 +104,50 @@ class ModelPasses:
                 self, model, batch, batch_size=size, hidden=hidden, entropy=False
             )  # TRL's reference has none
         return seen.logps, seen.hidden
+
+    def run_layout(self, model: nn.Module, layout: Layout, aux: bool) -> tuple[Any, Tensor]:
+        """One forward of TRL's fused head on the layout's scored positions alone.
+
+        The head of TRL 1.16 projects every position on a device without Triton; here a hook on the backbone hands it
+        only those to score. Returns its output, whose fields are (1, n), and their hidden states (n, H).
+        """
+        base = self.causal_lm(model)
+        source, labels = layout.source, layout.labels
+        if not len(source):  # nothing to score: one position keeps the result connected to the model
+            source = labels = source.new_zeros(1)
+        kept: list[Tensor] = []
+
+        def select(module: nn.Module, given: Any, output: Any) -> Any:
+            hidden = output.last_hidden_state
+            kept.append(hidden.flatten(0, 1).index_select(0, source.to(hidden.device)))
+            output.last_hidden_state = kept[0].unsqueeze(0)
+            return output
+
+        inputs = {"input_ids": layout.input_ids, "shift_labels": labels.unsqueeze(0), "fused_lm_head": True}
+        for name in ("attention_mask", "position_ids"):
+            if (value := getattr(layout, name)) is not None:
+                inputs[name] = value
+        if aux:
+            inputs["output_router_logits"] = True
+        handle = base.base_model.register_forward_hook(select)
+        try:
+            with self.accelerator.autocast():
+                return model(**inputs), kept[0]
+        finally:
+            handle.remove()
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.config.get_text_config().vocab_size
+
+    @property
+    def full_precision(self) -> bool:
+        return torch.finfo(self.model.dtype).eps < 1e-6 and self.accelerator.mixed_precision == "no"
+
+    def agree(self, mine: Abilities) -> Abilities:
+        """What the model can on every process."""
+        table = self.gather_rows(torch.tensor([[mine.trim, mine.pack, mine.share]], device=self.accelerator.device), 0)
+        return Abilities(*table.bool().all(0).tolist())
 
 
 def keep_4bit_trainable_on_cpu(model: nn.Module) -> int:

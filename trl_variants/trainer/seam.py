@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,13 +40,13 @@ from trl.trainer.utils import (
 )
 
 from ..errors import RewardError, VariantError
-from .forward import Abilities, Forward
-from .layout import Layout
+from .forward import Forward
+from .guard import RewardGuard
 from .missing import missing_extra, missing_model
 from .passes import ModelPasses, keep_4bit_trainable_on_cpu
+from .processes import Processes
 from .sampler import ResumableRepeatSampler
 from .timing import Stopwatch
-from .token_rewards import summed
 
 SUPPORTED = ("1.16", "1.17")  # lower bound included, upper excluded
 
@@ -131,7 +130,7 @@ def private_names_that_changed() -> list[str]:
 require_supported_trl()
 
 
-class SeamTrainer(ModelPasses, GRPOTrainer):
+class SeamTrainer(ModelPasses, Processes, GRPOTrainer):
     """trl.GRPOTrainer with its private seams named; see the module's text."""
 
     named = True  # whether the run names a variant; without one the logs are TRL's
@@ -140,10 +139,7 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         self._raw_window: list = []
         self._window: list[dict] = []
         self._loaded: dict | None = None
-        self._reward_errors: list[str] = []
-        self._reward_cause: Exception | None = None
         self._token_rewards: dict[str, list | None] = {}  # of this process, where a function gives one value per token
-        self._ids_to_reward: list = []
         self._reward_matrix: Tensor = torch.empty(0)
         self.empty_rows: list[int] = []
         self._buffered_inputs: list[dict] | None = None
@@ -201,50 +197,9 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         """What a rollout function returned, with the rows that come from elsewhere."""
         return output
 
-    # --- processes ----------------------------------------------------------------------------------------------
-
-    @property
-    def world(self) -> int:
-        return self.accelerator.num_processes
-
     @property
     def training(self) -> bool:
         return self.model.training
-
-    def fail_together(
-        self, error: str | None, kind: type[Exception] = VariantError, cause: Exception | None = None
-    ) -> None:
-        """Raises `kind` on every process when any process reports an error, so that none waits for ever."""
-        errors = [error]
-        if self.world > 1:
-            errors = [None] * self.world
-            torch.distributed.all_gather_object(errors, error)
-        for rank, message in enumerate(errors):
-            if message is not None:
-                raise kind(message if self.world == 1 else f"process {rank}: {message}") from cause
-
-    def gather_objects(self, values: list) -> list:
-        """The lists of all processes, joined in the order of their ranks."""
-        if self.world == 1:
-            return values
-        parts: list[Any] = [None] * self.world
-        torch.distributed.all_gather_object(parts, values)
-        return [value for part in parts for value in part]
-
-    def gather_rows(self, x: Tensor, fill: float) -> Tensor:
-        """Concatenates (rows, ...) tensors of all processes, whose row counts and widths may differ.
-
-        Extra columns are filled with `fill`; extra rows are removed again.
-        """
-        if self.world == 1:
-            return x
-        sizes = self.accelerator.gather(torch.tensor([x.shape[0]], device=x.device))
-        for dim in range(x.dim()):
-            x = self.accelerator.pad_across_processes(x, dim=dim, pad_index=fill)
-        if not len(x):  # no process has a row
-            return x
-        parts = self.accelerator.gather(x.contiguous()).split(x.shape[0])
-        return torch.cat([part[: int(n)] for part, n in zip(parts, sizes, strict=True)])
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -396,65 +351,23 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
 
     def _calculate_rewards(self, inputs: list, prompts: list, completions: list, completion_ids_list: list) -> Tensor:
         stock: list = getattr(self, "reward_funcs")  # noqa: B009
-        self._reward_errors, self._reward_cause = [], None
-        self._token_rewards, self._ids_to_reward = {}, completion_ids_list
+        guard = RewardGuard(completion_ids_list)
         names = self.reward_func_names
         self.reward_funcs = [
-            f if isinstance(f, nn.Module) else self._guarded(f, n) for f, n in zip(stock, names, strict=True)
+            f if isinstance(f, nn.Module) else guard.guarded(f, n) for f, n in zip(stock, names, strict=True)
         ]
         try:
             matrix = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         except Exception as error:  # a reward model; the other processes wait in the gather of the rewards
-            self._reward_errors.append(f"the rewards failed: {error!r}")
-            self._reward_cause = error
+            guard.errors.append(f"the rewards failed: {error!r}")
+            guard.cause = error
             matrix = self.accelerator.gather(torch.zeros(len(prompts), len(stock), device=self.accelerator.device))
         finally:
             self.reward_funcs = stock
-        self.fail_together(self._reward_errors[0] if self._reward_errors else None, RewardError, self._reward_cause)
+        self.fail_together(guard.errors[0] if guard.errors else None, RewardError, guard.cause)
+        self._token_rewards = guard.token_rewards
         self._reward_matrix = matrix
         return matrix
-
-    def _guarded(self, function: Callable, name: str) -> Callable:
-        """A reward function that never raises: its error waits until every process can raise it."""
-
-        def checked(values: Any, rows: int) -> list:
-            if isinstance(values, str) or not isinstance(values, Iterable):
-                raise VariantError(f"it returned {values!r} instead of a list of numbers, one for each completion")
-            values = list(values)
-            if len(values) != rows:
-                raise VariantError(f"it returned {len(values)} rewards for {rows} completions")
-            values, self._token_rewards[name] = summed(values, self._ids_to_reward)
-            if wrong := [v for v in values if isinstance(v, str)]:
-                raise VariantError(f"it returned the text {wrong[0]!r} where a number or None is expected")
-            numbers = [math.nan if v is None else float(v) for v in values]
-            if any(map(math.isinf, numbers)):
-                raise VariantError("it returned an infinite reward, which would erase its whole group")
-            return numbers
-
-        def report(error: Exception, rows: int) -> list:
-            self._reward_cause = self._reward_cause or error
-            self._reward_errors.append(
-                f"reward function {name!r} failed: {error if isinstance(error, VariantError) else repr(error)}"
-            )
-            return [0.0] * rows
-
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-
-            async def run_async(**kwargs: Any) -> list:
-                try:
-                    return checked(await function(**kwargs), len(kwargs["prompts"]))
-                except Exception as error:  # whatever user code raises is reported on all processes
-                    return report(error, len(kwargs["prompts"]))
-
-            return run_async
-
-        def run(**kwargs: Any) -> list:
-            try:
-                return checked(function(**kwargs), len(kwargs["prompts"]))
-            except Exception as error:
-                return report(error, len(kwargs["prompts"]))
-
-        return run
 
     @contextlib.contextmanager
     def logged_columns(self) -> Iterator[dict[str, list]]:
@@ -537,53 +450,9 @@ class SeamTrainer(ModelPasses, GRPOTrainer):
         images = getattr(self, "_is_vlm") or any(batch.get(k) is not None for k in _MULTIMODAL)  # noqa: B009
         return bool(getattr(self.args, "plan_updates", True)) and not (images or prompted or self._dropout)
 
-    def run_layout(self, model: nn.Module, layout: Layout, aux: bool) -> tuple[Any, Tensor]:
-        """One forward of TRL's fused head on the layout's scored positions alone.
-
-        The head of TRL 1.16 projects every position on a device without Triton; here a hook on the backbone hands it
-        only those to score. Returns its output, whose fields are (1, n), and their hidden states (n, H).
-        """
-        base = self.causal_lm(model)
-        source, labels = layout.source, layout.labels
-        if not len(source):  # nothing to score: one position keeps the result connected to the model
-            source = labels = source.new_zeros(1)
-        kept: list[Tensor] = []
-
-        def select(module: nn.Module, given: Any, output: Any) -> Any:
-            hidden = output.last_hidden_state
-            kept.append(hidden.flatten(0, 1).index_select(0, source.to(hidden.device)))
-            output.last_hidden_state = kept[0].unsqueeze(0)
-            return output
-
-        inputs = {"input_ids": layout.input_ids, "shift_labels": labels.unsqueeze(0), "fused_lm_head": True}
-        for name in ("attention_mask", "position_ids"):
-            if (value := getattr(layout, name)) is not None:
-                inputs[name] = value
-        if aux:
-            inputs["output_router_logits"] = True
-        handle = base.base_model.register_forward_hook(select)
-        try:
-            with self.accelerator.autocast():
-                return model(**inputs), kept[0]
-        finally:
-            handle.remove()
-
     @property
     def pad_id(self) -> int:
         return self._tokenizer.pad_token_id
-
-    @property
-    def vocabulary(self) -> int:
-        return self.model.config.get_text_config().vocab_size
-
-    @property
-    def full_precision(self) -> bool:
-        return torch.finfo(self.model.dtype).eps < 1e-6 and self.accelerator.mixed_precision == "no"
-
-    def agree(self, mine: Abilities) -> Abilities:
-        """What the model can on every process."""
-        table = self.gather_rows(torch.tensor([[mine.trim, mine.pack, mine.share]], device=self.accelerator.device), 0)
-        return Abilities(*table.bool().all(0).tolist())
 
     def logps_and_sum_sq_probs(self, batch: dict) -> tuple[Tensor, Tensor]:
         """(B, T) log-probs of the completion tokens and sum_v pi(v)^2 at each, without gradient."""

@@ -59,11 +59,11 @@ def scored_rows(
     if trainer.takes(batch):
         return trainer.forward(model, batch, aux=aux, batch_size=batch_size, hidden=hidden)
     with hidden_states(trainer, model, hidden) as seen:
-        logps, entropy, aux_loss = trainer.logps_and_entropy(
+        logps, entropies, aux_loss = trainer.logps_and_entropy(
             model, batch, aux=aux, batch_size=batch_size, entropy=entropy
         )
     width = batch["completion_ids"].shape[1]
-    return Scores(logps, entropy, aux_loss, hidden=torch.cat(seen)[:, -width - 1 : -1] if hidden else None)
+    return Scores(logps, entropies, aux_loss, hidden=torch.cat(seen)[:, -width - 1 : -1] if hidden else None)
 
 
 def loss_divergences(variant: Any) -> tuple[Divergence, ...]:
