@@ -52,7 +52,7 @@ BUDGETS = {
 LEAST, MOST_BEFORE, LEAST_EXPLAINED = 0.8, 0.5, 0.3
 CRITICS = ("ppo", "vapo", "open-reasoner-zero")
 # the papers' critics learn at rates for billions of weights, VAPO's alpha is for thousands of tokens
-CRITIC = {"lr": 1e-3, "body": "model"}
+CRITIC = {"lr": 5e-4, "body": "model"}
 
 
 def arm(name: str) -> Variant:

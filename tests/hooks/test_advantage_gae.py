@@ -175,6 +175,16 @@ def test_an_unscorable_row_is_out_of_everything():
     assert not GAE()(with_nan)[1].any() and not GAE().value_targets(with_nan)[1][1].any()
 
 
+def test_a_row_out_of_the_baseline_teaches_the_critic_and_nothing_else():
+    rows = dict(values=[[0.2, 0.5], [0.9, -0.4]], truncated=[False, False])
+    record = scored([1.0, 0.0], **rows)
+    record = replace(record, in_baseline=torch.tensor([True, False]), keep=torch.tensor([True, False]))
+    assert_close(GAE()(record)[0], GAE()(scored([1.0], [[0.2, 0.5]]))[0], "whitening")
+    assert not GAE()(record)[1].any()
+    targets, counted = GAE(lam=1.0).value_targets(record)
+    assert counted.tolist() == [[1, 1], [1, 1]] and targets[1].tolist() == pytest.approx([0.0, 0.0])
+
+
 def test_what_is_missing_is_named():
     with pytest.raises(VariantError, match="`bootstrap` per row.*gae.bootstrap: false"):
         RAW(scored([1.0], [[0.1]], truncated=[True]))

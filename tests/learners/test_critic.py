@@ -76,6 +76,25 @@ def test_explained_variance():
 # ---------------------------------------------------------------- through the trainer
 
 
+@pytest.mark.slow
+def test_it_explains_returns_it_has_not_seen():
+    """The policy stands still and the first character decides: a critic that reads it explains more and more."""
+    out = run(
+        "model",
+        {"lam": 1.0, "clip": None, "epochs": 4, "minibatches": 2, "lr": 3e-3},
+        rewards=lambda completions, **_: [float(c[:1].isdigit()) for c in completions],
+        data=toy.dataset(toy.PROMPTS * 8),
+        max_steps=40,
+        num_iterations=1,
+        learning_rate=1e-9,
+        per_device_train_batch_size=32,
+        steps_per_generation=1,
+        gradient_accumulation_steps=1,
+    )
+    explained = out.logged("critic/explained_variance")
+    assert abs(explained[0]) < 1e-6 and sum(explained[-5:]) / 5 > 0.3
+
+
 @pytest.mark.parametrize("body", BODIES)
 def test_the_policy_trains_as_if_the_critic_were_not_there(body):
     """Where no hook reads the values, weights are the same bit for bit: no gradient, no random number in common."""
@@ -96,7 +115,7 @@ def test_it_learns_and_leaves_no_gradient(body):
 
     critic = {"epochs": 4, "minibatches": 2, "lr": 3e-3, "init": 0.25, "lam": 1.0, "clip": None}
     one = dict(rewards=lambda completions, **_: [1.0] * len(completions))
-    out = run(body, critic, max_steps=12, num_iterations=1, patch=keep, learning_rate=1e-6, **one)
+    out = run(body, critic, max_steps=20, num_iterations=1, patch=keep, learning_rate=1e-6, **one)  # no group differs
     losses, means = out.logged("critic/loss"), out.logged("critic/value_mean")
     assert means[0] == pytest.approx(0.25), "the head starts at a constant"
     assert losses[-1] < 0.2 * losses[0] and abs(means[-1] - 1.0) < 0.3, "towards the return, 1"
@@ -257,12 +276,17 @@ def test_rows_that_left_the_policy_s_loss_still_teach_the_critic():
 
     def watch(trainer):
         [worker] = trainer.team.workers.values()
-        values = worker.values
-        worker.values = lambda part: seen.append(len(part["completion_ids"])) or values(part)
+        fit = worker.fit
+
+        def watched(rows, weight, *args, **kwargs):
+            seen.extend(weight.tolist())
+            return fit(rows, weight, *args, **kwargs)
+
+        worker.fit = watched
 
     edits = {"learners": [{"critic": {"body": "model"}}], "select": ["test_only_first"]}
     toy.train(VariantGRPOTrainer, variant="dapo", hooks=edits, max_steps=1, patch=watch)
-    assert sum(seen) == 2 * 16, "all rows are predicted, and learned from"
+    assert len(seen) == 16 and all(tokens > 0 for tokens in seen), "every row weighs by its tokens"
 
 
 def test_a_failure_inside_a_critic_step_is_named_and_restores_the_adapter():

@@ -110,7 +110,7 @@ class ReadsMarker:
 
 def test_prompts_hook_chooses_before_generation_and_is_told_the_results():
     CALLS.clear()
-    out = toy.train(VariantGRPOTrainer, variant="dapo", hooks={"prompts": ["test_only_digits"]}, max_steps=1)
+    out = toy.train(VariantGRPOTrainer, variant="grpo", hooks={"prompts": ["test_only_digits"]}, max_steps=1)
     assert CALLS == ["prompts", "observed 16"]
     assert set(out.tables[-1]["prompt"]) == {"0", "77"}
 

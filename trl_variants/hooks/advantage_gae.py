@@ -86,7 +86,8 @@ class GAE:
     def __call__(self, scored: Scored) -> Tensor:
         advantage, _, mask = self.unrolled(scored)
         width = scored.need("mask").shape[1]
-        advantage, mask = advantage[:, :width], scored.need("mask").to(mask.dtype) * mask[:, :width]
+        entering = scored.need("mask").to(mask.dtype) * scored.valid.unsqueeze(1)
+        advantage, mask = advantage[:, :width], entering * mask[:, :width]
         return whitened(advantage, mask, self.ddof, self.eps) if self.whiten else advantage * mask
 
     def value_targets(self, scored: Scored, lam: float | None = None) -> tuple[Tensor, Tensor]:
@@ -102,7 +103,8 @@ class GAE:
         """Raw advantages, values and mask of the states that count, each (N, T) or (N, T + 1)."""
         token_rewards = score_on_last_token(scored)
         values = scored.need("values").detach().to(token_rewards)
-        mask = scored.need("mask").to(values) * scored.valid.unsqueeze(1)
+        # a row that a select hook took out of the policy's loss still has a return, and teaches the critic
+        mask = scored.need("mask").to(values) * (~torch.isnan(scored.reward)).unsqueeze(1)
         lengths = mask.sum(1)
         after = self._end_values(scored, values)
         if self.score_after_end:
