@@ -198,12 +198,12 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--variant", default="dapo")
+    parser.add_argument("--variant", default="clip-higher", help="DAPO without its sampling")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     policy, broken = model(args.layers, args.width), []
     ours = dict(variant=args.variant, self_test=False)
-    loss = dict(epsilon_high=0.28) if args.variant == "dapo" else {}
+    loss = dict(epsilon_high=0.28) if args.variant == "clip-higher" else {}
     table = Table(
         "workload", "tokens, TRL", "ours", "useful, TRL", "ours", "seconds, TRL", "ours", "ratio", "gradient apart",
         title=f"update phase of one optimizer step, {args.rounds} interleaved rounds",

@@ -87,18 +87,18 @@ def test_rows_without_signal_are_not_processed():
     def one_live_group(completions, prompts, **_):
         return [float(k % 2) if k < 8 else 1.0 for k in range(len(prompts))]
 
-    out = run("dapo", Rollout, rewards=one_live_group)
+    out = run("clip-higher", Rollout, rewards=one_live_group)
     generated, trained = out.logged("plan/tokens_generated")[0], out.logged("plan/tokens_with_gradient")[0]
     assert 0 < trained < 0.5 * generated
     assert out.logged("plan/tokens_processed")[0] < generated
-    plain = run("dapo", Rollout, rewards=one_live_group, plan_updates=False)
+    plain = run("clip-higher", Rollout, rewards=one_live_group, plan_updates=False)
     assert worst(out.gradients, plain.gradients) < TOLERANCE
     for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "terms/policy", "loss"):
         assert out.logged(name) == pytest.approx(plain.logged(name), rel=1e-4, abs=1e-7), name
     assert max(out.logged("clip_ratio/region_mean")) > 0
 
 
-@pytest.mark.parametrize("case", ["dapo", "disco"])
+@pytest.mark.parametrize("case", ["clip-higher", "disco"])
 def test_a_window_without_signal_leaves_zero_gradients(case):
     """Adam's momentum goes on, as when every row is processed: gradients are zeros, not missing."""
     out = run(case, Rollout, rewards=lambda completions, **_: [1.0] * len(completions))
@@ -124,7 +124,7 @@ def test_a_budget_that_needs_more_micro_steps_warns():
 
 
 def _one_rank_is_idle(rank: int) -> dict[str, tuple]:
-    return {case: _uneven(case, 3) for case in ("dapo", "gmpo", "disco", "window-entropy")}
+    return {case: _uneven(case, 3) for case in ("clip-higher", "gmpo", "disco", "window-entropy")}
 
 
 def _uneven(case: str, rows: int, **changes) -> tuple:
@@ -159,4 +159,4 @@ def test_a_process_without_live_rows_stays_in_step():
 
 
 def _one_rank_is_idle_alone() -> dict[str, tuple]:
-    return {case: _uneven(case, 6) for case in ("dapo", "gmpo", "disco", "window-entropy")}
+    return {case: _uneven(case, 6) for case in ("clip-higher", "gmpo", "disco", "window-entropy")}
