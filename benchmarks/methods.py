@@ -31,7 +31,7 @@ import torch
 from benchmarks.claims import CONTROLS, arm, claims_of
 from benchmarks.learning import Settings, cost, train
 from benchmarks.table import markdown, read, rows
-from trl_variants import VariantError, variants
+from trl_variants import Variant, VariantError, variants
 
 LONGEST_RUN = 300  # seconds of wall time, after which a run counts as failed
 KINDS = ("method", "part")
@@ -47,9 +47,15 @@ def chosen(names: str | None, kinds: tuple[str, ...] = KINDS) -> list[str]:
     if names:
         wanted = [n if n in CONTROLS else arm(n).name for n in names.split(",")]
     else:
-        wanted = [v.name for v in variants if v.about and v.about.kind in kinds]
+        wanted = [v.name for v in variants if v.about and v.about.kind in kinds and alone(v)]
     others = [claim.against for name in wanted for claim in claims_of(name)]
     return list(dict.fromkeys([*wanted, *others]))
+
+
+def alone(v: Variant) -> bool:
+    """Whether it trains from rewards and log-probs alone; teachers, traces and critics have benchmarks of their own."""
+    others = {"teacher_logps", "distribution", "values"} & v.needs
+    return not (others or v.teacher or v.learners or any(not h.draws_prompts for h in v.rollouts))
 
 
 def jobs(names: list[str], seeds: int, with_cost: bool) -> Iterator[Job]:
@@ -135,12 +141,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--recipes", action="store_true", help="recipes and notes too")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=Settings.steps, help="optimizer steps of a run")
+    parser.add_argument(
+        "--passes", type=int, default=Settings.passes, help="over each generation; 1 is how on-policy methods are meant"
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="start no run that would end later")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--no-cost", action="store_true", help="leave the timing out")
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
     args = parser.parse_args(arguments)
-    settings = dataclasses.replace(Settings(), steps=args.steps)
+    settings = dataclasses.replace(Settings(), steps=args.steps, passes=args.passes)
     try:
         names = chosen(args.methods, (*KINDS, "recipe", "note") if args.recipes else KINDS)
     except VariantError as error:

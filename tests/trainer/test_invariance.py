@@ -52,6 +52,7 @@ RATES = {
     "luspo": 1e-5,
     "adaptive-entropy": 2e-6,
     "live-sequence-kl": 2e-6,
+    "vespo": 2e-4,  # its weight is exponential in the summed log-ratio, and so is what rounding makes of it
 }
 # the steps of three that carry signal, where it is not all: dr-seg ranks every score 1 until it has a history
 LIVE = {"dr-seg": 1}

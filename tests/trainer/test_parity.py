@@ -549,7 +549,7 @@ ONE_GENERATION = {"gradient_accumulation_steps": 4, "steps_per_generation": 4, "
 NAMED: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": False},
     "dr-grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
-    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28},
+    "clip-higher": {"loss_type": "dapo", "epsilon_high": 0.28},  # dapo without its sampling, which TRL has not
     "bnpo": {"loss_type": "bnpo"},
     "gspo": {"loss_type": "grpo", LEVEL: "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
     "luspo": {"loss_type": "luspo", LEVEL: "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3},

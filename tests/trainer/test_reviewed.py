@@ -88,7 +88,7 @@ def test_a_count_of_zero(name):
 
 
 def test_an_evaluation_set_without_prompts_among_several():
-    sets = {"a": toy.dataset(), "b": toy.dataset().rename_column("prompt", "question")}
+    sets = {"a": toy.dataset(), "b": toy.dataset().rename_column("prompt", "problem")}
     with pytest.raises(VariantError, match="no column `prompt`"):
         toy.build(trainer_arguments={"eval_dataset": sets}, eval_strategy="steps", eval_steps=1)
 

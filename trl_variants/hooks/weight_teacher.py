@@ -12,6 +12,8 @@ from .base import hook, param
 from .credit_teacher import relaxed_floor
 from .weight import exact_quantile
 
+TIE = 1e-5  # nats
+
 
 @hook("weight", "teacher_phases")
 @dataclass(frozen=True)
@@ -43,4 +45,6 @@ class TeacherPhases:
         everyone = batch.gather(entropy[says])
         if everyone.numel() == 0:
             return torch.zeros_like(batch.mask)
-        return (says & (entropy >= exact_quantile(everyone, 1 - self.keep))).to(batch.mask)
+        # rows of a group begin in the same state: rounding must not part tokens of one entropy
+        threshold = exact_quantile(everyone, 1 - self.keep) - TIE
+        return (says & (entropy >= threshold)).to(batch.mask)

@@ -160,8 +160,17 @@ class Forward:
             pack=named and getattr(args, "packing", "auto") != "none",
             share=named and getattr(args, "shared_prompt", "auto") != "none" and _takes_masks(config),
         )
-        with _evaluating(model), torch.no_grad():
+        with _evaluating(model), torch.no_grad(), self._uncounted():
             return self._compared(bare, model, wanted)
+
+    @contextlib.contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Forwards of a check are no forwards of the step: a resumed run checks in another step than the whole one."""
+        before, self.tally = self.tally, Tally()
+        try:
+            yield
+        finally:
+            self.tally = before
 
     def _compared(self, bare: Any, model: nn.Module, wanted: Abilities) -> Abilities:
         rows = _probe(bare.config.get_text_config().vocab_size, self._trainer.accelerator.device)

@@ -128,7 +128,8 @@ class Teaching:
             tokens = {name: gather(output[name], 0) for name in ("teacher_logps", "teacher_mask")}
         if wanted := scoring_divergences(trainer.variant):
             _, hidden = trainer.frozen_pass(trainer.model, output, True)
-            found = {} if hidden is None else compare(trainer, hidden, output, wanted)
+            with torch.no_grad():
+                found = {} if hidden is None else compare(trainer, hidden, output, wanted)
             tokens |= {f"divergence/{key}": gather(value, 0) for key, value in found.items()}
             if self.teacher is not None:
                 tokens["teacher_mask"] = gather(output["teacher_mask"], 0)
