@@ -135,6 +135,11 @@ def test_contradictions_in_the_configuration(changes, words):
 def test_a_named_variant_takes_the_place_of_the_numbers():
     trainer = build(config(variant="vapo", num_generations=4, hooks={"learners": [{"critic": {"warmup": 1}}]}))
     assert trainer.variant.name == "vapo" and trainer.variant.learners[0].warmup == 1
+    before = flat(trainer.model)
+    trainer.train()  # one window objective: its NLL counts the tokens of right answers over the window
+    assert float((flat(trainer.model) - before).norm()) > 0
+    moved = [line["policy/approxkl_avg"] for line in trainer.state.log_history if "policy/approxkl_avg" in line]
+    assert len(moved) == 4 and moved[0] == 0.0 and moved[-1] > 0, "the first batch was warm-up"
     with pytest.raises(
         VariantError, match="kl_coef=0.1 has no effect when a variant is named: set rewards: kl_in_reward.coef"
     ):

@@ -366,7 +366,7 @@ class VariantGRPOTrainer(SeamTrainer):
         parts: dict[str, Metric] = {"entropy": Mean.over(seen.entropy, record.mask), **_teacher_parts(record)}
         if result is not None:
             parts.update(result.parts)
-            parts.update(self.own_parts(result, record))
+        parts.update(self.own_parts(record))
         if batch.get("weightless"):
             value, parts = value.detach() + 0.0 * seen.logps.sum(), blank(parts)
         if result is not None:
@@ -385,7 +385,7 @@ class VariantGRPOTrainer(SeamTrainer):
             self._end_of_window()
         return value * self.world
 
-    def own_parts(self, result: Loss, record: TokenBatch) -> dict[str, Metric]:
+    def own_parts(self, record: TokenBatch) -> dict[str, Metric]:
         """Further metrics of a micro-batch, for a subclass."""
         return {}
 

@@ -100,6 +100,7 @@ class VariantPPOTrainer(VariantGRPOTrainer):
                 for data in (train_dataset, eval_dataset)
             )
         self._started = time.time()
+        self._ptx_loss = 0.0  # of the window so far, on this process
         super().__init__(
             model=model,
             reward_funcs=funcs,
@@ -174,12 +175,14 @@ class VariantPPOTrainer(VariantGRPOTrainer):
         return batches
 
     def micro_batch_loss(self, model: nn.Module, batch: dict) -> Tensor:
-        term = None
-        if self.ptx is not None and "ptx" in batch:
-            term = self.ptx.loss(model, batch["ptx"])
-            share = torch.tensor(1.0 / self.window.micro_batches, device=self.accelerator.device)
-            value = torch.zeros_like(share) if term is None else term.detach().to(share)
-            self.book.add({"terms/ptx": Mean(value, share)})
+        texts = batch.pop("ptx", None)  # first: a micro-step without rows is an empty batch
+        term = None if texts is None or self.ptx is None else self.ptx.loss(model, texts)
+        if term is not None:
+            self._ptx_loss += float(term.detach())
+        if texts is not None and batch.get("last"):  # one page a window, on every process
+            share = torch.tensor(1.0 / self.world, device=self.accelerator.device)
+            self.book.add({"terms/ptx": Mean(torch.full_like(share, self._ptx_loss), share)})
+            self._ptx_loss = 0.0
         loss = super().micro_batch_loss(model, batch)
         return loss if term is None else loss + term * self.world
 
@@ -211,8 +214,9 @@ class VariantPPOTrainer(VariantGRPOTrainer):
             if len(scores):
                 metrics["objective/rlhf_reward"].append(float(scores.mean()) - coef * kl)
 
-    def own_parts(self, result: Any, record: Any) -> dict:
-        return {"policy/approxkl_avg": Mean.over(0.5 * result.log_ratio.detach() ** 2, record.mask)}
+    def own_parts(self, record: Any) -> dict:
+        gap = (record.logps.detach() - record.anchor) * record.mask
+        return {"policy/approxkl_avg": Mean.over(0.5 * gap**2, record.mask)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = "train" if self.training else "eval"
