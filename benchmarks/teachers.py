@@ -50,7 +50,8 @@ class Budget(Settings):
     target: float = 0.6  # greedy accuracy
 
     def task(self):
-        return scratchpad(train_size=2000, split=self.split, traces=self.traces)
+        size = 2000 if self.split == "standard" else None  # all there are, a few less
+        return scratchpad(train_size=size, split=self.split, traces=self.traces)
 
 
 def budget(experiment: Experiment, arm: Arm, steps: int | None = None) -> Budget:

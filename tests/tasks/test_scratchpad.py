@@ -187,7 +187,7 @@ def test_a_few_steps_already_help(tmp_path, tiny):
 
 def test_the_unsolved_split_is_new_and_a_partition():
     train, held_out = unsolved()
-    assert (len(train), len(held_out)) == (3820, 500) and len(set(train) | set(held_out)) == 4320
+    assert (len(train), len(held_out)) == (1917, 243) and len(set(train) | set(held_out)) == 2160
     assert not set(train + held_out) & set(sum(split(), []))
     task = load_task("scratchpad", split="unsolved", train_size=100)
     assert not set(task.train_dataset["id"]) & set(task.eval_dataset["id"])

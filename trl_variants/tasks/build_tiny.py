@@ -153,7 +153,7 @@ RECIPES = {
     ),
     # answers in the same manner, without mistakes: the two differ in what is wrong and in nothing else
     "scratchpad_teacher": Recipe(
-        problems=lambda: scratchpad.split()[0] + 2 * scratchpad.unsolved()[0],
+        problems=lambda: scratchpad.split()[0] + 2 * scratchpad.two_digit()[0],
         prompt=scratchpad.text,
         answer=lambda terms, rng, wrong: trace(terms, rng, wrong),
         tokens=60,
