@@ -17,7 +17,7 @@ from trl_variants import VariantError, variant, variants
 
 SETTINGS = learning.Settings()
 FACTS = dataclasses.asdict(SETTINGS)
-KEPT = ("dapo", "dapo:symmetric")
+KEPT = ("clip-higher", "clip-higher:symmetric")
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +49,12 @@ def keys(names, seeds=3):
 
 def runs_of(ours, theirs):
     page = lambda values: {s: result(entropy=e) for s, e in enumerate(values)}  # noqa: E731
-    return {"dapo": page(ours), "dapo:symmetric": page(theirs)}
+    return {"clip-higher": page(ours), "clip-higher:symmetric": page(theirs)}
 
 
 # --- claims -----------------------------------------------------------------------------------------------------
 
-ENTROPY = Claim("dapo", "dapo:symmetric", "entropy", ">", "keeps entropy")
+ENTROPY = Claim("clip-higher", "clip-higher:symmetric", "entropy", ">", "keeps entropy")
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_verdicts(ours, theirs, verdict, agree):
 
 
 def test_a_claim_needs_a_common_seed_and_a_value():
-    assert judge(ENTROPY, {"dapo": {0: result()}}) is None
-    assert judge(ENTROPY, {"dapo": {0: result()}, "dapo:symmetric": {1: result()}}) is None
+    assert judge(ENTROPY, {"clip-higher": {0: result()}}) is None
+    assert judge(ENTROPY, {"clip-higher": {0: result()}, "clip-higher:symmetric": {1: result()}}) is None
     clips = dataclasses.replace(ENTROPY, measure="clipped")
-    assert judge(clips, {"dapo": {0: result(clipped=None)}, "dapo:symmetric": {0: result()}}) is None
-    nan = {"dapo": {0: result(entropy=float("nan"))}, "dapo:symmetric": {0: result()}}
+    assert judge(clips, {"clip-higher": {0: result(clipped=None)}, "clip-higher:symmetric": {0: result()}}) is None
+    nan = {"clip-higher": {0: result(entropy=float("nan"))}, "clip-higher:symmetric": {0: result()}}
     assert judge(ENTROPY, nan) is None
 
 
@@ -91,7 +91,7 @@ def test_claims_can_be_checked():
     for name in CONTROLS:
         assert arm(name) != variant(CONTROLS[name][0])
     for bad in ({"measure": "speed"}, {"direction": "="}):
-        with pytest.raises(ValueError, match="claim on dapo"):
+        with pytest.raises(ValueError, match="claim on clip-higher"):
             dataclasses.replace(ENTROPY, **bad)
 
 
@@ -100,30 +100,30 @@ def test_claims_can_be_checked():
 
 def test_table_of_a_results_file(tmp_path):
     path = tmp_path / "results.jsonl"
-    lines = [line("dapo", s, result=result(entropy=0.3 + s / 100)) for s in range(3)]
-    lines += [line("dapo:symmetric", s, result=result(accuracy=0.3 + s / 10, entropy=0.2)) for s in range(3)]
-    lines += [line("dapo", "cost", result={"ratio": 1.08, "low": 1.06, "high": 1.1})]
+    lines = [line("clip-higher", s, result=result(entropy=0.3 + s / 100)) for s in range(3)]
+    lines += [line("clip-higher:symmetric", s, result=result(accuracy=0.3 + s / 10, entropy=0.2)) for s in range(3)]
+    lines += [line("clip-higher", "cost", result={"ratio": 1.08, "low": 1.06, "high": 1.1})]
     path.write_text("".join(json.dumps(x) + "\n" for x in lines) + '{"key": "cut off')
     table = rows(KEPT, keys(KEPT), read(path))
     dapo, control = table
-    assert (dapo["seeds"], dapo["kind"], dapo["learns"], control["kind"]) == (3, "method", "yes", "control")
+    assert (dapo["seeds"], dapo["kind"], dapo["learns"], control["kind"]) == (3, "part", "yes", "control")
     assert control["learns"] == "some seeds"  # starts at 0.35 and ends at 0.3, 0.4, 0.5
     assert dapo["end"]["entropy"] == pytest.approx({"mean": 0.31, "low": 0.3, "high": 0.32})
     assert [c["verdict"] for c in dapo["claims"]] == ["yes"]
     text = markdown(table, FACTS, missing=4)
-    cells = next(x for x in text.splitlines() if x.startswith("| dapo |")).split(" | ")
+    cells = next(x for x in text.splitlines() if x.startswith("| clip-higher |")).split(" | ")
     assert cells[2:5] == ["0.35 → 0.80", "0.50 → 0.50", "0.340 → 0.310 ± 0.010"]
     assert "1.080 (1.060 to 1.100)" in cells
-    assert "**yes**: entropy > dapo:symmetric, +0.11 [+0.1, +0.12], 3/3 seeds" in cells[-1]
-    assert "Above the bound on cost: dapo." in text
-    assert "Does not learn in every seed: dapo:symmetric." in text
+    assert "**yes**: entropy > clip-higher:symmetric, +0.11 [+0.1, +0.12], 3/3 seeds" in cells[-1]
+    assert "Above the bound on cost: clip-higher." in text
+    assert "Does not learn in every seed: clip-higher:symmetric." in text
     assert "4 runs are still to do" in text
     assert all(x.count("|") == text.splitlines()[4].count("|") for x in text.splitlines() if x.startswith("|"))
 
 
 def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
     path = tmp_path / "results.jsonl"
-    path.write_text('{"key": "cut off\n' + json.dumps(line("dapo", 0, result=result())) + "\n")
+    path.write_text('{"key": "cut off\n' + json.dumps(line("clip-higher", 0, result=result())) + "\n")
     with pytest.raises(json.JSONDecodeError):
         read(path)
     assert read(tmp_path / "none.jsonl") == []
@@ -131,17 +131,17 @@ def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
 
 def test_results_of_another_budget_do_not_count():
     other = dataclasses.replace(SETTINGS, steps=SETTINGS.steps + 1)
-    [row] = rows(["dapo"], keys(["dapo"]), [line("dapo", 0, other, result=result())])
+    [row] = rows(["clip-higher"], keys(["clip-higher"]), [line("clip-higher", 0, other, result=result())])
     assert row["seeds"] == 0 and row["learns"] is None
-    assert SETTINGS.key(arm("dapo"), 0) != SETTINGS.key(arm("dapo:symmetric"), 0)
+    assert SETTINGS.key(arm("clip-higher"), 0) != SETTINGS.key(arm("clip-higher:symmetric"), 0)
     assert len(set(keys(KEPT).values())) == len(keys(KEPT))
 
 
 def test_a_failure_is_shown_until_the_run_succeeds():
-    failed = line("dapo", 0, error="ValueError: no")
-    [row] = rows(["dapo"], keys(["dapo"]), [failed])
-    assert row["errors"] == ["ValueError: no"] and "`dapo` did not run: ValueError: no" in markdown([row], FACTS)
-    [row] = rows(["dapo"], keys(["dapo"]), [failed, line("dapo", 0, result=result())])
+    failed = line("clip-higher", 0, error="ValueError: no")
+    [row] = rows(["clip-higher"], keys(["clip-higher"]), [failed])
+    assert row["errors"] == ["ValueError: no"] and "`clip-higher` did not run: ValueError: no" in markdown([row], FACTS)
+    [row] = rows(["clip-higher"], keys(["clip-higher"]), [failed, line("clip-higher", 0, result=result())])
     assert row["errors"] == [] and row["seeds"] == 1
 
 
@@ -150,9 +150,15 @@ def test_a_failure_is_shown_until_the_run_succeeds():
 
 def test_the_methods_come_from_the_catalog():
     names = methods.chosen(None)
-    assert {v.name for v in variants if v.about.kind in ("method", "part")} <= set(names)
+    alone = {v.name for v in variants if v.about.kind in ("method", "part") and methods.alone(v)}
+    assert alone <= set(names) and {"dapo", "cispo", "gtpo", "laser-d"} <= alone
+    assert not {"kdrl", "luffy", "ppo", "sdpo", "rlsd"} & set(names), "they have benchmarks of their own"
     assert not {v.name for v in variants if v.about.kind in ("recipe", "note")} & set(names)
-    assert methods.chosen("DAPO,cispo") == ["dapo", "cispo", "dapo:symmetric"]  # with what their claims need
+    assert methods.chosen("clip-higher,cispo") == [
+        "clip-higher",
+        "cispo",
+        "clip-higher:symmetric",
+    ]  # with what their claims need
     with pytest.raises(VariantError, match="unknown variant"):
         methods.chosen("dapoo")
 
@@ -197,8 +203,8 @@ def fake(monkeypatch, tmp_path):
 def test_finished_runs_are_not_done_again(fake, tmp_path, capsys):
     call, did = fake
     assert call() == 0
-    # cispo claims to learn faster than dapo
-    assert sorted(did, key=str) == sorted([(n, s) for n in ("cispo", "dapo") for s in (0, 1, "cost")], key=str)
+    # cispo claims to learn faster than clip-higher
+    assert sorted(did, key=str) == sorted([(n, s) for n in ("cispo", "clip-higher") for s in (0, 1, "cost")], key=str)
     did.clear()
     did.append(("cispo", 1))
     call()
@@ -209,7 +215,7 @@ def test_finished_runs_are_not_done_again(fake, tmp_path, capsys):
     call("--steps", "7")
     assert len(did) == 6  # another budget
     written = json.loads((tmp_path / "table.json").read_text())
-    assert written["settings"]["steps"] == 7 and [r["method"] for r in written["rows"]] == ["cispo", "dapo"]
+    assert written["settings"]["steps"] == 7 and [r["method"] for r in written["rows"]] == ["cispo", "clip-higher"]
     assert (tmp_path / "table.md").read_text() in capsys.readouterr().out
 
 

@@ -155,7 +155,7 @@ def test_stateful_hooks_before_the_loss():
         def __call__(self, scored, state):
             return scored.reward - state["mean"]
 
-    v = variant("dapo", advantage="running")
+    v = variant("clip-higher", advantage="running")
     batch = TokenBatch.from_tensors(torch.zeros(2, 1), rewards=[1.0, NAN])
     assert v.loss(batch).advantage.squeeze(1).tolist() == [0.75, 0.0]
     assert v.loss(batch, {"advantage": {"mean": 0.5}}).advantage.squeeze(1).tolist() == [0.5, 0.0]

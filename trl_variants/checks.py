@@ -93,8 +93,6 @@ def _couplings(v: Variant) -> list[Finding]:
             )
     if any("values" in h.provides for h in v.learners) and "values" not in v.needs:
         warn("a critic is trained and no hook reads its values", "advantage: gae, or drop the learner")
-    if v.advantage.hook_name == "greedy_baseline" and not any(h.hook_name == "greedy_answer" for h in v.learners):
-        error("advantage greedy_baseline needs the greedy answer's reward", "learners: [greedy_answer]")
     if (clip == "geometric_mean" or getattr(bound, "token_ratio_only", False)) and not (
         ratio == "token" or getattr(v.ratio, "per_token", False)
     ):
@@ -172,6 +170,9 @@ def _contradictions(config: Any) -> list[Finding]:
 
 def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
     found = []
+    if v.advantage.hook_name == "greedy_baseline" and not any(h.hook_name == "greedy_answer" for h in v.learners):
+        needs = "advantage greedy_baseline needs the greedy answer's reward"
+        found.append(Finding("error", needs, "learners: [greedy_answer]"))
     given = frozenset().union(*(h.provides for h in v.learners))
     if "values" in v.needs - given:
         found.append(Finding("error", f"{v.name} needs a critic, and no learner gives values", "learners: [critic]"))

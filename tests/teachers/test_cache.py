@@ -16,6 +16,8 @@ from trl_variants import VariantError
 from trl_variants.divergence import Divergence
 from trl_variants.teachers.cache import of_weights
 
+pytestmark = pytest.mark.usefixtures("one_row_a_line")
+
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 MIXED = [0, 1, 1, 0]  # rows 1 and 2 are traces
 

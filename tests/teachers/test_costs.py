@@ -13,6 +13,8 @@ from tests.teachers.test_exact import PullTogether
 from tests.trainer import toy
 from trl_variants.teachers.local import Base
 
+pytestmark = pytest.mark.usefixtures("one_row_a_line")
+
 MODEL = {"model": {"path": toy.model_path("llama")}}
 PEFT = {"peft_config": LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")}
 ROWS = 16  # of a generation

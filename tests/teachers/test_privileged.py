@@ -12,6 +12,8 @@ from tests.trainer.forked import run_forked
 from trl_variants import VariantError
 from trl_variants.teachers.privileged import PrivilegedTeacher
 
+pytestmark = pytest.mark.usefixtures("one_row_a_line")
+
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 TEMPLATE = "{prompt} {context} "
 COLUMNS = [{"solution": s} for s in ("1", "77a", None, "")]  # the last two have none

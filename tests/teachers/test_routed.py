@@ -17,6 +17,8 @@ from trl_variants.hooks.base import to_spec
 from trl_variants.teachers.base import Answer, Stateless
 from trl_variants.teachers.routed import RoutedTeacher
 
+pytestmark = pytest.mark.usefixtures("one_row_a_line")
+
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 MODEL = {"model": {"path": toy.model_path("llama")}}
 TAGS = ["left", "right", "left", "nobody"]

@@ -53,6 +53,7 @@ RATES = {
     "adaptive-entropy": 2e-6,
     "live-sequence-kl": 2e-6,
     "vespo": 2e-4,  # its weight is exponential in the summed log-ratio, and so is what rounding makes of it
+    "gtpo": 2e-4,
 }
 # the steps of three that carry signal, where it is not all: dr-seg ranks every score 1 until it has a history
 LIVE = {"dr-seg": 1}
@@ -124,7 +125,7 @@ def worst(a: list[torch.Tensor], b: list[torch.Tensor], wanted: int = 3) -> floa
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_does_not_depend_on_the_split(case):
     reference = gradients(case, *SPLITS["24x1"])
-    for label in ("12x2", "6x4", "3x8"):
+    for label in ("12x2", "3x8"):  # 6x4 is compared in test_planning
         differs = worst(gradients(case, *SPLITS[label]), reference, LIVE.get(case, 3))
         if case == "bnpo":  # a local rule by definition: it must vary, or the span would be a lie
             assert differs > 1e-3, label

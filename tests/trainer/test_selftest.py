@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trl_variants import VariantGRPOTrainer, variants
+from trl_variants import VariantGRPOTrainer
 
 from . import toy
 
@@ -22,13 +22,6 @@ def test_it_prints_one_line_and_changes_nothing(capsys):
 def test_with_no_variant_named_there_is_none(capsys):
     toy.train(VariantGRPOTrainer, self_test=True, max_steps=1)
     assert "self-test" not in capsys.readouterr().out
-
-
-def test_every_method_passes_on_the_toy(capsys):
-    for v in variants:
-        toy.train(VariantGRPOTrainer, variant=v.name, self_test=True, max_steps=1)
-    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("self-test")]
-    assert len(lines) == len(variants) and all(x.endswith("(ok)") for x in lines)
 
 
 class _Noise(nn.Module):

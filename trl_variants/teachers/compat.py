@@ -14,8 +14,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
-
 from ..errors import VariantError
 
 PROBES = (
@@ -123,6 +121,8 @@ def tokenizer_at(path: str | None) -> Any:
     if not path:
         return None
     try:
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError, ImportError):
         return None
@@ -133,6 +133,8 @@ def ends_of(path: str | None, tokenizer: Any = None, model: Any = None) -> set[i
     configurations = [getattr(model, "generation_config", None), getattr(model, "config", None)]
     if model is None and path and (os.path.isdir(path) or tokenizer is not None):
         try:
+            from transformers import GenerationConfig
+
             configurations.append(GenerationConfig.from_pretrained(path))
         except (OSError, ValueError):
             pass

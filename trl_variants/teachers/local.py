@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import is_peft_model
 from torch import Tensor
-from trl.trainer.utils import disable_dropout_in_model
 
 from ..errors import VariantError
 from ..hooks.base import hook, param
@@ -151,7 +149,7 @@ class BaseTeacher:
 
     def build(self, trainer: VariantGRPOTrainer) -> Any:
         model = trainer.unwrapped
-        if is_peft_model(model):
+        if trainer.has_adapters:
             if "ref" in model.peft_config:  # TRL's reference is then the adapter the run began with
                 return Local(trainer, model, lambda: adapter(model, None))
             return Base(trainer, model, lambda: adapter(model, None))
@@ -173,13 +171,15 @@ class AdapterTeacher:
 
     def build(self, trainer: VariantGRPOTrainer) -> Local:
         model = trainer.unwrapped
-        if not is_peft_model(model):
+        if not trainer.has_adapters:
             raise VariantError(
                 "teacher adapter needs a policy with PEFT: give peft_config, or teacher: {model: {path: ...}}"
             )
         if self.path is not None:
             flags = [(p, p.requires_grad) for p in model.parameters()]
             model.load_adapter(self.path, adapter_name=self.name, is_trainable=False)
+            from trl.trainer.utils import disable_dropout_in_model
+
             disable_dropout_in_model(model)  # its configuration brings its own
             for parameter, flag in flags:
                 parameter.requires_grad_(flag)

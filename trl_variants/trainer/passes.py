@@ -43,6 +43,11 @@ class ModelPasses:
         """The policy without DDP's wrapper, still with PEFT's."""
         return self.accelerator.unwrap_model(self.model)
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the policy is a PEFT model."""
+        return is_peft_model(self.unwrapped)
+
     def causal_lm(self, model: nn.Module) -> Any:
         """The transformers model inside whatever wraps it."""
         bare: Any = self.accelerator.unwrap_model(model)
