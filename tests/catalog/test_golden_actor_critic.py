@@ -100,3 +100,15 @@ def test_remax_on_the_greedy_answer_itself_says_nothing():
     assert not torch.autograd.grad(v.loss(b).loss, b.logps)[0].any()
     with pytest.raises(VariantError, match="`greedy_reward`.*learners"):
         v.loss(batch([[-1.0]], rewards=[0.7]))
+
+
+def test_actor_critic_gae_is_the_whitened_advantage_times_log_pi():
+    # r = [0, 0, 1], V = [.2, .5, .6], lambda .95: A = [.756, .48, .4], whitened by the unbiased std of the batch
+    b = batch([[-0.5, -1.0, -2.0]], rewards=[1.0], values=[[0.2, 0.5, 0.6]])
+    out = variant("actor-critic-gae").loss(b)
+    [slope] = torch.autograd.grad(out.loss, b.logps)
+    raw = variant("actor-critic-gae", advantage={"gae": {"lam": 0.95, "whiten": False}}).loss(b)
+    assert raw.advantage.tolist()[0] == pytest.approx([0.756, 0.48, 0.4])
+    assert out.advantage.tolist()[0] == pytest.approx([1.1279, -0.3498, -0.7781], abs=1e-4)
+    # -A / 3 at each token: no ratio, no clip, token mean
+    assert slope.tolist()[0] == pytest.approx([-1.1279 / 3, 0.3498 / 3, 0.7781 / 3], abs=1e-4)

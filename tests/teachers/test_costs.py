@@ -77,17 +77,20 @@ def policy_rows(**changes) -> int:
 
         def patch(trainer):
             backbone = trainer.causal_lm(trainer.model).base_model
-            inner = trainer._get_per_token_logps_and_entropies
             inside = {"scoring": 0}
 
-            def scored(*args, **kwargs):
-                inside["scoring"] += 1
-                try:
-                    return inner(*args, **kwargs)
-                finally:
-                    inside["scoring"] -= 1
+            def watched(inner):
+                def scored(*args, **kwargs):
+                    inside["scoring"] += 1
+                    try:
+                        return inner(*args, **kwargs)
+                    finally:
+                        inside["scoring"] -= 1
 
-            trainer._get_per_token_logps_and_entropies = scored
+                return scored
+
+            for name in ("_get_per_token_logps_and_entropies", "logps_and_entropy"):  # TRL's passes, and ours
+                setattr(trainer, name, watched(getattr(trainer, name)))
             total.append(
                 stack.enter_context(
                     counted(backbone, when=lambda: bool(inside["scoring"]) and not torch.is_grad_enabled())

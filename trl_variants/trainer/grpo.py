@@ -344,6 +344,7 @@ class VariantGRPOTrainer(SeamTrainer):
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         if "frozen" in batch:
             if batch["last"]:
+                self.forward.tally = Tally()
                 self._end_of_window()
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         hidden: list[Tensor] = []
