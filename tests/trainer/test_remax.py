@@ -50,7 +50,10 @@ def test_the_baseline_is_the_reward_of_this_policy_s_greedy_answer():
 
 
 def test_without_the_greedy_answer_check_says_what_to_add():
-    [finding] = check(variant("grpo", advantage="greedy_baseline"))
+    config = toy.build(VariantGRPOTrainer, variant="grpo", num_iterations=2).args
+    [finding] = [
+        f for f in check(variant("grpo", advantage="greedy_baseline"), config) if "greedy_baseline" in f.message
+    ]
     assert finding.level == "error" and "learners: [greedy_answer]" in finding.hint
 
 

@@ -25,14 +25,14 @@ TRACES = {"rollouts": [{"traces": {"column": "solution"}}]}
 
 
 class Watch:
-    """Counts what the engine is asked for, and keeps what enters the loss."""
+    """Counts what the engine is asked for, and keeps the rows of every window before any is planned away."""
 
     def __init__(self) -> None:
         self.asked: list[list[list[int]]] = []
         self.batches: list[dict[str, Any]] = []
 
     def __call__(self, trainer: Any) -> None:
-        generate, windows = trainer.model.generate, trainer.window_batches
+        generate, steps = trainer.model.generate, trainer.buffered_steps
 
         def counted(*args, **kwargs):
             mask = kwargs["attention_mask"].bool()
@@ -40,11 +40,11 @@ class Watch:
             return generate(*args, **kwargs)
 
         def seen(raw):
-            batches = windows(raw)
+            batches = steps(raw)
             self.batches += batches
             return batches
 
-        trainer.model.generate, trainer.window_batches = counted, seen
+        trainer.model.generate, trainer.buffered_steps = counted, seen
 
     def joined(self, name: str) -> torch.Tensor:
         """A tensor of every micro-batch, rows side by side."""
