@@ -70,6 +70,7 @@ FINDINGS = [
     ),
     ("gspo", {"clip": "ppo"}, "warning", "never acts on a length-normalised sequence ratio"),
     ("gspo-token", {"clip": "ppo"}, "warning", "never acts"),
+    ("vimpo", {"credit": [{"implicit_value": {"beta": 1e-3}}]}, "warning", "z is not one value function"),
     ("gspo", {"aggregate": "token_mean"}, "warning", "weights answers by their length"),
     ("gspo", {"aggregate": "constant"}, "warning", "weights answers by their length"),
     ("rloo", {"aggregate": "token_mean"}, "warning", "repeat it on every token"),

@@ -122,6 +122,12 @@ def _couplings(v: Variant) -> list[Finding]:
             "a product ratio is one action per answer; other aggregations repeat it on every token",
             "aggregate: sequence_mean",
         )
+    betas = {h.hook_name: h.beta for _, h in v.hooks() if h.hook_name.startswith("implicit_value")}
+    if len(set(betas.values())) > 1:
+        warn(
+            f"{' and '.join(f'{name} has beta {beta}' for name, beta in betas.items())}, so z is not one value function",
+            "the same beta in both",
+        )
     if ratio == "on_policy" and any(h.hook_name == "squared_log_ratio" for h in v.regularizers):
         warn("squared_log_ratio is 0 for ever: the ratio is 1 by definition", "ratio: token or product")
     if clip == "ppo" and ratio == "on_policy":

@@ -152,7 +152,8 @@ def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, 
     parts: dict[str, Metric] = {}
 
     advantage = column(batch.advantage)
-    batch = replace(batch, active=batch.mask)  # the same object: a term over all tokens then needs no recount
+    # the same object: a term over all tokens then needs no recount
+    batch = replace(batch, uncredited=advantage, active=batch.mask)
     for path, h in of("credit"):
         advantage = _shaped(run(path, h, advantage, batch), h, *batch.mask.shape)
     batch = replace(batch, advantage=advantage)

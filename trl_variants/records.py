@@ -196,7 +196,7 @@ class TokenBatch:
     turn: Tensor | None = None
     segment: Tensor | None = None
     origin: Tensor | None = None  # (B, T) who wrote the token: 0 policy, 1 teacher, 2 replay, 3 a given prefix
-    reward: Tensor | None = None  # (B,)
+    reward: Tensor | None = None  # (B,) NaN for an unscorable row
     correct: Tensor | None = None  # (B,)
     solved: Tensor | None = None  # (B,) share of the row's group that is right, whatever the window holds of it
     group: Tensor | None = None  # (B,)
@@ -214,6 +214,7 @@ class TokenBatch:
     progress: float = 0.0
     gather: Callable[[Tensor], Tensor] = lambda x: x  # values of this micro-batch from all processes, (n,) -> (m,)
     # filled in by the objective, in this order
+    uncredited: Tensor = None  # type: ignore[assignment]  # (B, 1) or (B, T) advantage before any credit hook
     active: Tensor = None  # type: ignore[assignment]  # (B, T) mask times every selecting weight
     log_ratio: Tensor = None  # type: ignore[assignment]
     clipped: Tensor = None  # type: ignore[assignment]  # bool, where the clip took the gradient away
@@ -223,6 +224,7 @@ class TokenBatch:
         self.mask = self.mask.to(self.logps.dtype)
         if self.advantage is not None:
             self.advantage = column(self.advantage)
+            self.uncredited = self.advantage if self.uncredited is None else self.uncredited
         if self.active is None:
             self.active = self.mask
         if self.window is None:

@@ -54,8 +54,9 @@ RATES = {
     "live-sequence-kl": 2e-6,
     "vespo": 2e-4,  # its weight is exponential in the summed log-ratio, and so is what rounding makes of it
 }
-# GTPO standardises differences of entropies that are small beside them, which magnifies the rounding of float32
-PRECISE = {"gtpo"}
+# standardised differences of numbers that are large beside them magnify the rounding of float32: of entropies in GTPO,
+# of log-probs to a reference that is still close in VIMPO
+PRECISE = {"gtpo", "vimpo"}
 # the steps of three that carry signal, where it is not all: dr-seg ranks every score 1 until it has a history
 LIVE = {"dr-seg": 1}
 

@@ -201,7 +201,7 @@ class VariantGRPOTrainer(SeamTrainer):
         output["advantages"] = advantage[mine] if advantage.dim() == 1 else advantage[mine][:, :width]
         output["completion_mask"] = output["completion_mask"] * scored.keep[mine].unsqueeze(1)
         output["num_items_in_batch"] = self.accelerator.reduce(loss_mask(output).sum(), reduction="sum")
-        output["reward"] = scored.reward[mine].nan_to_num(nan=0.0)
+        output["reward"] = scored.reward[mine]
         output["correct"], output["truncated"] = scored.correct[mine], scored.truncated[mine]  # type: ignore[index]
         output["group"] = scored.group[mine] + self._generations * len(scored.group)
         self._generations += 1
@@ -326,12 +326,13 @@ class VariantGRPOTrainer(SeamTrainer):
         """The one window objective: evaluated once, its coefficients are handed to the micro-batches."""
         whole = self._whole_window(batches)
         loss, c = coefficients(self.variant, whole, self.memory.states, self.memory.rngs)
+        live = [name for name, g in c.items() if name == "logps" or bool(g.any())]  # the same on every process
         rows = [len(b["completion_mask"]) for b in batches]
         sizes = self.accelerator.gather(torch.tensor([sum(rows)], device=whole.mask.device))
         start = int(sizes[: self.accelerator.process_index].sum())
         for batch, count in zip(batches, rows, strict=True):
             width = batch["completion_mask"].shape[1]
-            batch["coefficients"] = {name: g[start : start + count, :width] for name, g in c.items()}
+            batch["coefficients"] = {name: c[name][start : start + count, :width] for name in live}
             batch["window_value"] = loss.loss.detach()
             start += count
         return loss

@@ -33,15 +33,23 @@ class Statistics:
         return {"logps": self.logps, "entropy": self.entropy, **self.divergences}
 
     def surrogate(self, coefficients: Mapping[str, Tensor]) -> Tensor:
-        """Scalar whose gradient is that of the window objective with these coefficients, sum(c * statistic)."""
-        return torch.stack([(coefficients[name] * x).sum() for name, x in self.named().items()]).sum()
+        """Scalar whose gradient is that of the window objective with these coefficients, sum(c * statistic).
+
+        Statistics without a coefficient have no gradient.
+        """
+        known = self.named()
+        return torch.stack([(c * known[name]).sum() for name, c in coefficients.items()]).sum()
 
 
 def statistics(trainer: VariantGRPOTrainer, model: nn.Module, batch: dict, aux: bool = False) -> Statistics:
-    """One forward of a micro-batch: log-probs, entropy and the divergences the variant's loss reads."""
+    """One forward of a micro-batch: log-probs, entropy and the divergences the variant's loss reads.
+
+    Where the window's coefficients are known, a divergence that has none is computed without gradient.
+    """
     wanted = loss_divergences(trainer.variant)
     seen = scored_rows(trainer, model, batch, aux=aux, hidden=bool(wanted))
-    compared = {} if seen.hidden is None else compare(trainer, seen.hidden, batch, wanted)
+    live = batch.get("coefficients")
+    compared = {} if seen.hidden is None else compare(trainer, seen.hidden, batch, wanted, live)
     return Statistics(seen.logps, seen.entropy, compared, seen.aux)
 
 
@@ -100,11 +108,16 @@ def hidden_states(trainer: ModelPasses, model: nn.Module, wanted: bool = True) -
 
 
 def compare(
-    trainer: VariantGRPOTrainer, hidden: Tensor, batch: dict, wanted: tuple[Divergence, ...]
+    trainer: VariantGRPOTrainer,
+    hidden: Tensor,
+    batch: dict,
+    wanted: tuple[Divergence, ...],
+    live: Mapping | None = None,
 ) -> dict[str, Tensor]:
     """{key: (B, T)} divergences of the policy, whose hidden states (B, T, H) these are; 0 where the anchor is silent.
 
-    Logits exist for a few hundred positions at a time, here and in the backward.
+    Logits exist for a few hundred positions at a time, here and in the backward. Only those in `live` carry gradient
+    (None: all of them).
     """
     own = Head.of(trainer.causal_lm(trainer.model), trainer.temperature, trainer.args.cast_lm_head_to_fp32)
     out = {}
@@ -112,7 +125,8 @@ def compare(
         here = batch["completion_mask"] > 0
         if spec.anchor == "teacher":
             here = here & (batch["teacher_mask"] > 0)
-        values = in_chunks(*_comparison(trainer, own, hidden[here], here, batch, spec))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (live is None or spec.key in live)):
+            values = in_chunks(*_comparison(trainer, own, hidden[here], here, batch, spec))
         out[spec.key] = torch.zeros(here.shape, dtype=values.dtype, device=values.device).masked_scatter(here, values)
     return out
 

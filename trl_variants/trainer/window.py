@@ -146,6 +146,7 @@ def join(parts: Sequence[TokenBatch], gather: Gather) -> TokenBatch:
         extra[name] = gather(torch.cat(own), 0)
     columns["divergences"] = {key: wide_rows([part.divergences[key] for part in parts]) for key in parts[0].divergences}
     unchanged = {f.name: getattr(parts[0], f.name) for f in fields(TokenBatch)} | {
+        "uncredited": None,
         "active": None,
         "log_ratio": None,
         "scored": None,

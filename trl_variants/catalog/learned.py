@@ -1,0 +1,38 @@
+"""What is learned beside the policy, or read off it, instead of a critic: process rewards, values, a contrastive head."""
+
+from __future__ import annotations
+
+from ..composition import About
+from ..hooks.advantage import Grouped
+from ..hooks.aggregate import TokenMean
+from ..hooks.clip import PPOClip
+from ..hooks.implicit_value import ImplicitValue, ImplicitValueRegression
+from ..hooks.ratio import TokenRatio
+from . import entry
+
+VIMPO = entry(
+    About(
+        id="vimpo",
+        title="VIMPO: Value-Implicit Policy Optimization",
+        family="actor-critic",
+        paper="2606.20008",
+        year=2026,
+        side="both",
+        idea="The policy is its own critic: beta (lp - lp_ref - KL) is the advantage it implies, and its sum over the answer is "
+        "regressed on R minus the group's mean.",
+        deviations=(
+            "whitening over the optimizer step, var dividing by n; the authors' runs whiten each micro-batch (n - 1 on a single rank)",
+            "c_A scales the advantage, not the policy's term: the same for a clip that is homogeneous in A, as this one",
+            "lam 1 as in the authors' configuration; A_t = z_t is lam 0",
+            "before the first update z is 0, and so is the policy's term: only the regression moves the policy",
+            "an answer without a reward is not regressed on; its tokens keep the advantage they imply",
+        ),
+        ours=("token mean of the policy's term: the source does not say",),
+    ),
+    advantage=Grouped(mean="group", std="none"),
+    credit=(ImplicitValue(beta=5e-4, lam=1.0, coef=5e-3),),
+    ratio=TokenRatio(),
+    clip=PPOClip(0.2, 0.28, floor=10.0),
+    aggregate=TokenMean(),
+    regularizers=(ImplicitValueRegression(beta=5e-4),),
+)
