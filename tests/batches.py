@@ -27,6 +27,7 @@ PER_TOKEN = (
     "entropy",
     "sum_sq_probs",
     "values",
+    "process_rewards",
     "origin",
     "mask",
 )
@@ -99,6 +100,7 @@ def inputs(seed: int = 0, width: int = 7, groups: Sequence[int] = (4, 3, 1, 3, 2
     later = torch.Generator().manual_seed(2000 + seed)
     out["values"] = torch.randn(rows, width, generator=later, dtype=torch.float64) * 0.4 + 0.5
     out["bootstrap"] = torch.randn(rows, generator=later, dtype=torch.float64) * 0.4 + 0.5
+    out["process_rewards"] = torch.randn(rows, width, generator=later, dtype=torch.float64) * 0.3
     out = {k: v[order] for k, v in out.items()}
     return out | {
         "divergences": {key: _positive(rows, width, f"{key} {seed}")[order] for key in divergence_keys()},

@@ -189,4 +189,17 @@ def test_findings_print():
 def test_a_critic_that_no_hook_reads_is_named():
     [finding] = check(variant("dapo", learners=["critic"]))
     assert finding.level == "warning" and "no hook reads its values" in finding.message
+    assert "advantage: gae" in finding.hint
     assert check(variant("dapo", learners=["critic"], advantage="gae")) == []
+
+
+def test_what_only_a_learner_gives_is_named():
+    config = grpo_config()
+    for name, learner, given in (
+        ("ppo", "critic", "values (gae reads it)"),
+        ("remax", "greedy_answer", "greedy_reward (greedy_baseline reads it)"),
+        ("prime", "implicit_reward", "process_rewards (process_and_outcome reads it)"),
+    ):
+        [finding] = [f for f in check(variant(name, learners=[]), config) if f.level == "error"]
+        assert finding.message == f"{name} needs a learner that gives {given}" and learner in finding.hint
+        assert not [f for f in check(variant(name), config) if f.level == "error"]

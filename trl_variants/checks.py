@@ -8,8 +8,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .composition import Variant
+from .hooks.base import hook_class, hook_names
 from .parity import SETTINGS
 
+_READERS = {  # what learners give -> the hook that reads it
+    "values": "advantage: gae",
+    "greedy_reward": "advantage: greedy_baseline",
+    "process_rewards": "advantage: process_and_outcome",
+    "contrastive_loss": "rewards: [contrastive_bonus]",
+}
 ON_POLICY_HINT = "raise num_iterations, or steps_per_generation above gradient_accumulation_steps"
 
 
@@ -91,8 +98,11 @@ def _couplings(v: Variant) -> list[Finding]:
                 f"advantage normalize_each reads the single reward functions, so {h.hook_name} is ignored",
                 "advantage: grouped",
             )
-    if any("values" in h.provides for h in v.learners) and "values" not in v.needs:
-        warn("a critic is trained and no hook reads its values", "advantage: gae, or drop the learner")
+    read = v.needs.union(*(h.reads for _, h in v.hooks()))
+    for h in v.learners:
+        for name in sorted(h.provides - read) if not h.provides & read else ():
+            reader = _READERS.get(name, "a hook that reads it")
+            warn(f"learner {h.hook_name} works and no hook reads its {name}", f"{reader}, or drop the learner")
     if (clip == "geometric_mean" or getattr(bound, "token_ratio_only", False)) and not (
         ratio == "token" or getattr(v.ratio, "per_token", False)
     ):
@@ -125,7 +135,7 @@ def _couplings(v: Variant) -> list[Finding]:
     betas = {h.hook_name: h.beta for _, h in v.hooks() if h.hook_name.startswith("implicit_value")}
     if len(set(betas.values())) > 1:
         warn(
-            f"{' and '.join(f'{name} has beta {beta}' for name, beta in betas.items())}, so z is not one value function",
+            f"{', '.join(f'{name} has beta {beta}' for name, beta in betas.items())}: z is not one value function",
             "the same beta in both",
         )
     if ratio == "on_policy" and any(h.hook_name == "squared_log_ratio" for h in v.regularizers):
@@ -175,13 +185,7 @@ def _contradictions(config: Any) -> list[Finding]:
 
 
 def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
-    found = []
-    if v.advantage.hook_name == "greedy_baseline" and not any(h.hook_name == "greedy_answer" for h in v.learners):
-        needs = "advantage greedy_baseline needs the greedy answer's reward"
-        found.append(Finding("error", needs, "learners: [greedy_answer]"))
-    given = frozenset().union(*(h.provides for h in v.learners))
-    if "values" in v.needs - given:
-        found.append(Finding("error", f"{v.name} needs a critic, and no learner gives values", "learners: [critic]"))
+    found = _learned(v)
     reported = config.use_vllm or rollout_func is not None or any(h.reports_logps for h in v.rollouts)
     falls_back = (
         getattr(v.ratio, "anchor", "old") == "sampler"
@@ -254,6 +258,21 @@ def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
             Finding("warning", f"{', '.join(bound)}: the update keeps TRL's micro-batches and only leaves padding out")
         )
     return found
+
+
+def _learned(v: Variant) -> list[Finding]:
+    """What some hook reads and only a learner can give."""
+    makers = {n: name for name in hook_names("learners") for n in hook_class("learners", name).provides}  # type: ignore[attr-defined]
+    given = frozenset().union(*(h.provides for h in v.learners))
+    read = {name: h.hook_name for _, h in v.hooks() for name in (*h.needs, *h.reads) if name in makers}
+    return [
+        Finding(
+            "error",
+            f"{v.name} needs a learner that gives {name} ({read[name]} reads it)",
+            f"learners: [{makers[name]}]",
+        )
+        for name in sorted(read.keys() - given)
+    ]
 
 
 def _cuts_groups(config: Any) -> bool:

@@ -12,6 +12,7 @@ _COST = {
     "ref_logps": "one more forward per generation (reference)",
     "teacher_logps": "one teacher forward per generation",
     "values": "a critic",
+    "process_rewards": "a reward model that is trained too",
     "sum_sq_probs": "one more forward without gradient per generation",
     "distribution": "full distributions, in chunks",
     "extra_rollouts": "more rollouts",

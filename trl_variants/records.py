@@ -336,6 +336,7 @@ class TokenBatch:
         max_completion_length: int | None = None,
         reward_weights: Any = None,
         sum_sq_probs: Any = None,
+        process_rewards: Any = None,
         bootstrap: Any = None,
         extra: Mapping[str, Any] | None = None,
         teacher_mask: Any = None,
@@ -354,7 +355,8 @@ class TokenBatch:
             prompt_key, texts: (B,) stable names of the prompts, and the completions as text.
             columns: data set columns by name, (B,) values each; hooks may group by them.
             bootstrap: (B,) value of the state after the last token, for an answer cut by the length limit.
-            sum_sq_probs: (B, T) sum over the vocabulary of pi_old^2.
+            sum_sq_probs: (B, T) sum over the vocabulary of pi_old^2. process_rewards: (B, T) what a learner gives each
+                token.
             teacher_mask: (B, T) 1 where the teacher gave a log-prob, default all ones.
             divergences: (B, T) by `Divergence.key`, may require grad; hooks on rewards see them detached.
             facts: step, rollout_step, iteration, segment.
@@ -444,8 +446,9 @@ class TokenBatch:
             writers = fit("origin", origin)
             if writers is not None:
                 tokens_seen["origin"] = writers
-            if sum_sq_probs is not None:
-                tokens_seen["sum_sq_probs"] = fit("sum_sq_probs", sum_sq_probs)
+            for name, given in (("sum_sq_probs", sum_sq_probs), ("process_rewards", process_rewards)):
+                if given is not None:
+                    tokens_seen[name] = fit(name, given)
             if entropy is not None:
                 tokens_seen["entropy"] = fit("entropy", entropy).detach()  # type: ignore[union-attr]
             scored = Scored(

@@ -87,3 +87,77 @@ def test_vimpo_leaves_an_answer_without_a_reward_out_of_the_regression():
 def test_the_regression_of_vimpo_wants_one_outcome_per_answer():
     with pytest.raises(VariantError, match="one advantage per answer"):
         variant("vimpo", advantage="token_whitened").loss(implied())
+
+
+# ---------------------------------------------------------------- PRIME
+
+PROCESS = dict(mask=[[1, 1, 0], [1, 1, 1]], process_rewards=[[0.2, 0.4, 9.0], [0.1, 0.1, 0.4]], rewards=[1.0, 0.0])
+
+
+def answers(**given) -> TokenBatch:
+    return TokenBatch.from_tensors(torch.full((2, 3), -1.0, dtype=D, requires_grad=True), **{**PROCESS, **given})
+
+
+@pytest.mark.parametrize(
+    "form, wanted",
+    [
+        # means .3 and .2: (.2, .4) * 2 - .5 = -.1, .3, summed to the end .2, .3, and +1; (.1, .1, .4) * 2 - .5 and -1
+        ("code", [[1.2, 1.3, 0.0], [-1.3, -1.0, -0.7]]),
+        # .2 - .2, .4 - .2 and +1; .1 - .3, .1 - .3, .4 - .3 and -1
+        ("paper", [[1.2, 1.2, 0.0], [-1.3, -1.1, -0.9]]),
+    ],
+)
+def test_the_advantage_of_prime(form, wanted):
+    bare = {"form": form, "normalize": False, "whiten": False}
+    v = variant("prime", advantage={"process_and_outcome": bare})
+    b = answers()
+    out = v.loss(b)
+    assert out.advantage.tolist() == [pytest.approx(row) for row in wanted]
+    [slope] = torch.autograd.grad(out.loss, b.logps)
+    assert slope.flatten().tolist() == pytest.approx([-a / 5 for a in sum(wanted, [])])
+    flat = torch.tensor([a for a in sum(wanted, []) if a], dtype=D)
+    whitened = variant("prime", advantage={"process_and_outcome": {**bare, "whiten": True}}).loss(answers()).advantage
+    assert whitened[whitened != 0].tolist() == pytest.approx(((flat - flat.mean()) / flat.std()).tolist(), rel=1e-6)
+
+
+def test_the_outcome_alone_of_prime():
+    v = variant("prime", advantage={"process_and_outcome": {"whiten": False}})
+    alone = v.loss(answers(process_rewards=[[0.0] * 3] * 2)).advantage
+    assert alone.tolist() == [[1.0, 1.0, 0.0], [-1.0, -1.0, -1.0]]
+
+
+def test_the_normalisation_of_prime():
+    # q = (.2, -.1, .3) and (-.4, .1): sums to the end .4, .2, .3 and -.3, .1, the largest .4
+    raw = dict(mask=[[1, 1, 1], [1, 1, 0]], process_rewards=[[0.2, -0.1, 0.3], [-0.4, 0.1, 0.0]], rewards=[0.6, 0.6])
+    v = variant("prime", select=[], advantage={"process_and_outcome": {"form": "paper", "whiten": False}})
+    by_hand = v.with_(advantage={"process_and_outcome": {"form": "paper", "whiten": False, "normalize": False}})
+    divided = dict(raw, process_rewards=[[0.5, -0.25, 0.75], [-1.0, 0.25, 0.0]])
+    got, wanted = v.loss(answers(**raw)).advantage, by_hand.loss(answers(**divided)).advantage
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-8)  # the 1e-6 in the denominator
+
+
+def test_the_loss_of_prime_s_reward_model():
+    from trl_variants.learners.process import outcome_loss
+
+    q = torch.tensor([[0.2, -0.1, 0.3, 7.0]], dtype=D, requires_grad=True)
+    mask = torch.tensor([[1.0, 1.0, 1.0, 0.0]], dtype=D)
+    # sigma(.05 * .4) = .505; -log .505; slope beta (sigma - z) at each token
+    loss = outcome_loss(q, mask, torch.tensor([True]), 0.05)
+    assert float(loss.detach()) == pytest.approx(0.6832, abs=5e-5)
+    [slope] = torch.autograd.grad(loss.sum(), q)
+    assert slope[0].tolist() == pytest.approx([0.05 * (0.505 - 1)] * 3 + [0.0], abs=1e-5)
+    wrong = outcome_loss(q.detach(), mask, torch.tensor([False]), 0.05)
+    assert float(wrong) == pytest.approx(0.7032, abs=5e-5)
+
+
+def test_prime_drops_prompts_that_are_too_easy_or_too_hard():
+    right = [1.0] * 4 + [0.0] * 4 + [1.0, 0.0, 0.0, 0.0]
+    b = TokenBatch.from_tensors(
+        torch.full((12, 2), -1.0, dtype=D, requires_grad=True),
+        rewards=right,
+        group=[0] * 4 + [1] * 4 + [2] * 4,
+        process_rewards=torch.linspace(-1, 1, 24, dtype=D).view(12, 2),
+    )
+    out = variant("prime").loss(b)
+    assert not out.advantage[:8].any() and out.advantage[8:].abs().min() > 1e-3
+    assert float(out.advantage[8:].sum()) == pytest.approx(0.0, abs=1e-9), "whitened over what is kept"

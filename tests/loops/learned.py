@@ -1,4 +1,4 @@
-"""Loops of what is learned beside the policy: implied values."""
+"""Loops of what is learned beside the policy, or read off it: process rewards, implied values."""
 
 from __future__ import annotations
 
@@ -37,6 +37,62 @@ COMPOSED = {
     ),
     "vimpo, one step": variant("vimpo", credit=[{"implicit_value": {"lam": 0.0, "beta": 0.3, "coef": 1.0}}]),
 }
+COMPOSED |= {
+    "prime, paper form": variant(
+        "prime", advantage={"process_and_outcome": {"form": "paper", "gamma": 0.9, "normalize": False}}, select=[]
+    ),
+    "prime, discounted, not whitened": variant(
+        "prime", advantage={"process_and_outcome": {"gamma": 0.8, "whiten": False}}, select=[]
+    ),
+    "prime, another band": variant("prime", select=[{"accuracy_band": {"low": 0.0, "high": 0.5}}]),
+}
+ABSOLUTE = {"process_and_outcome": "process rewards tell answers of equal reward apart"}
+
+
+@loop("select", "accuracy_band")
+def accuracy_band(h, batch, reward):
+    labels, kept = batch.group.tolist(), []
+    for label in labels:
+        group = [j for j, g in enumerate(labels) if g == label and not math.isnan(reward[j])]
+        share = sum(bool(batch.correct[j]) for j in group) / len(group) if group else math.nan
+        kept.append(h.low - 1e-9 <= share <= h.high + 1e-9)
+    return kept, kept
+
+
+@loop("advantage", "process_and_outcome")
+def process_and_outcome(h, batch, reward):
+    rows, labels = len(batch.mask), batch.group.tolist()
+    given = batch.scored.tokens["process_rewards"]
+    scorable = [not math.isnan(r) for r in reward]
+    r = [[number(given[i, t]) for t in positions(batch, i)] if scorable[i] else [] for i in range(rows)]
+    if h.normalize:
+        largest = max((abs(sum(row[n:])) for row in r for n in range(len(row))), default=0.0)
+        r = [[x / (largest + 1e-6) for x in row] for row in r]
+    out = [[0.0] * batch.mask.shape[1] for _ in range(rows)]
+    for i in range(rows):
+        group = [j for j in range(rows) if labels[j] == labels[i] and scorable[j]]
+        written = [sum(r[j]) / len(r[j]) for j in group if r[j]]
+        k, outcome = len(written), 0.0
+        if scorable[i] and len(group) > 1:
+            outcome = reward[i] - sum(reward[j] for j in group if j != i) / (len(group) - 1)
+        if k < 2 or not r[i]:
+            process = [0.0] * len(r[i])
+        elif h.form == "code":
+            process = [x * k / (k - 1) - sum(written) / (k - 1) for x in r[i]]
+        else:
+            process = [x - (sum(written) - sum(r[i]) / len(r[i])) / (k - 1) for x in r[i]]
+        for n, t in enumerate(positions(batch, i)[: len(r[i])]):
+            left = len(r[i]) - 1 - n
+            to_go = sum(h.gamma**m * x for m, x in enumerate(process[n:]))
+            out[i][t] = to_go + (h.gamma**left if h.form == "code" else 1.0) * outcome
+    if not h.whiten:
+        return out
+    places = [(i, t) for i in range(rows) if scorable[i] for t in positions(batch, i)]
+    mean = sum(out[i][t] for i, t in places) / max(len(places), 1)
+    variance = sum((out[i][t] - mean) ** 2 for i, t in places) / max(len(places) - 1, 1)
+    for i, t in places:
+        out[i][t] = (out[i][t] - mean) / math.sqrt(variance + h.eps)
+    return out
 
 
 @loop("credit", "implicit_value")

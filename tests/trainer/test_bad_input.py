@@ -132,7 +132,7 @@ def registered():
 @pytest.mark.parametrize(
     ("need", "words"),
     [
-        ("values", "dapo needs a critic, and no learner gives values"),
+        ("values", "dapo needs a learner that gives values (wants_values reads it)"),
         ("teacher_logps", "dapo needs a teacher (wants_teacher_logps reads its log-probs) and none is named"),
         (
             "rollout_logps",

@@ -43,7 +43,8 @@ def change(v: Variant, rows: int = 12) -> torch.Tensor:
 
 def _reads_it(v: Variant) -> bool:
     """Whether a hook of this variant reads what a learner would have given."""
-    return "values" in v.needs or v.advantage.hook_name == "greedy_baseline"
+    given = {"values", "process_rewards"} & v.needs
+    return bool(given or any(h.reads for _, h in v.hooks()))
 
 
 @pytest.mark.parametrize("v", CHANGED, ids=[v.name for v in CHANGED])

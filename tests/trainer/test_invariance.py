@@ -30,6 +30,9 @@ EXTRA = {
     "correct-nll": ("dr-grpo", {"regularizers": [{"nll": {"coef": 0.1}}]}),
     "live-sequence-kl": ("gspo", {"regularizers": [{"kl": {"coef": 0.1, "weight": "live"}}]}),
     "vapo": ("vapo", {"learners": [{"critic": {"lam": 1.0, "warmup": 0}}]}),  # its warm-up is longer than three steps
+    # at first z is the rounding of log-probs, which c_A magnifies; at 1e-6 the reward model hardly leaves the reference
+    "vimpo": ("vimpo", {"credit": [{"implicit_value": {"coef": 5e-4}}]}),
+    "prime": ("prime", {"learners": [{"implicit_reward": {"lr": 1e-2}}]}),
     # an untrained model finds no token as likely as eta, so the second pass would be empty
     **{
         name: (
@@ -52,11 +55,12 @@ RATES = {
     "luspo": 1e-5,
     "adaptive-entropy": 2e-6,
     "live-sequence-kl": 2e-6,
+    "vimpo": 1e-2,
     "vespo": 2e-4,  # its weight is exponential in the summed log-ratio, and so is what rounding makes of it
 }
 # standardised differences of numbers that are large beside them magnify the rounding of float32: of entropies in GTPO,
-# of log-probs to a reference that is still close in VIMPO
-PRECISE = {"gtpo", "vimpo"}
+# of log-probs to a reference that is still close in VIMPO and PRIME
+PRECISE = {"gtpo", "vimpo", "prime"}
 # the steps of three that carry signal, where it is not all: dr-seg ranks every score 1 until it has a history
 LIVE = {"dr-seg": 1}
 

@@ -4,11 +4,45 @@ from __future__ import annotations
 
 from ..composition import About
 from ..hooks.advantage import Grouped
+from ..hooks.advantage_process import ProcessAndOutcome
 from ..hooks.aggregate import TokenMean
 from ..hooks.clip import PPOClip
 from ..hooks.implicit_value import ImplicitValue, ImplicitValueRegression
+from ..hooks.learners_process import ImplicitReward
 from ..hooks.ratio import TokenRatio
+from ..hooks.select_groups import AccuracyBand
 from . import entry
+
+PRIME = entry(
+    About(
+        id="prime",
+        title="PRIME: process reinforcement through implicit rewards",
+        family="actor-critic",
+        paper="2502.01456",
+        year=2025,
+        side="reward",
+        idea="A language model trained to tell right answers from wrong ones gives, as its log-ratio to the reference, a reward for "
+        "every token: dense rewards without step labels.",
+        deviations=(
+            "the authors' code; the paper scales no r_t by K/(K-1) (advantage: process_and_outcome.form paper) and feeds beta q "
+            "(learners: implicit_reward.scaled), which normalisation undoes",
+            "process rewards are divided by their largest sum over the whole generation; the code takes it per worker",
+            "with order: before the reward model learns from every answer with a reward, also of prompts that the accuracy band drops",
+            "dropped prompts are not replaced; for fresh ones add rollouts: dynamic_sampling",
+            "a reward model that starts elsewhere than at the reference is not built",
+        ),
+        ours=(
+            "with PEFT the reward model is a second LoRA adapter (body: auto): 1e-6 is then low",
+            "one step of the reward model a generation",
+        ),
+    ),
+    select=(AccuracyBand(0.2, 0.8),),
+    advantage=ProcessAndOutcome(form="code", gamma=1.0, normalize=True),
+    ratio=TokenRatio(),
+    clip=PPOClip(0.2, 0.2),
+    aggregate=TokenMean(),
+    learners=(ImplicitReward(beta=0.05, order="after", lr=1e-6),),
+)
 
 VIMPO = entry(
     About(

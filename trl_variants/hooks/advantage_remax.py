@@ -27,6 +27,7 @@ class GreedyAnswer:
 
     math = "R_greedy = R(x, argmax decoding of pi_old)"
     needs = frozenset({"tokens"})
+    provides = frozenset({"greedy_reward"})
 
     def attach(self, trainer: Any, path: str) -> Any:
         """The worker that decodes and scores."""
@@ -49,6 +50,8 @@ class GreedyBaseline:
     beta: float = param(0.05, low=0.0)
     limit: float = param(5.0, above=0.0)
     form: str = param("one_step", choices=("one_step", "to_go"))
+
+    reads = frozenset({"greedy_reward"})
 
     @property
     def math(self) -> str:

@@ -60,6 +60,7 @@ NEEDS = frozenset(
         "entropy",
         "sum_sq_probs",
         "values",
+        "process_rewards",
         "distribution",
         "tokens",
         "texts",
@@ -79,7 +80,8 @@ _DEFAULTS: dict[str, Any] = {
     "adds": False,  # credit hooks: gives an advantage to rows that have none
     "drift": False,  # weight hooks: corrects what the policy's own samples drifted, so other origins keep weight 1
     "in_denominator": False,  # weight hooks: the weight also enters the aggregation's token count
-    "provides": frozenset(),  # learners: which needs of other hooks it fulfils
+    "provides": frozenset(),  # learners: what other hooks read of it, in their `needs` or `reads`
+    "reads": frozenset(),  # a learner's numbers per row, found in `scored.keys`
     "whole_groups": False,  # compares rows of a group in the loss: the trainer never cuts a group between windows
     "divergences": (),  # the `Divergence`s read, beside "distribution" in needs
     "teacher_rows": None,  # (scored) -> (N,) bool, the rows whose teacher log-probs it reads; None: every row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -176,8 +176,11 @@ def make_body(
     alpha: float,
     targets: str,
     given: nn.Module | None = None,
+    lm: bool = False,
 ) -> Body:
     """The body of that kind; "auto" is the adapter where the policy has one, else a model of its own.
+
+    `lm`: its `model` gives log-probs, so that a copy of the policy keeps its language-model head.
 
     Raises:
         VariantError: a kind that cannot be had with this policy.
@@ -190,7 +193,9 @@ def make_body(
         raise VariantError(f"a value model was given and the learner's body is {kind!r}: set body: model, or give none")
     if kind == "trunk":
         return TrunkBody(trainer)
-    return AdapterBody(trainer, name, r, alpha, targets) if kind == "adapter" else ModelBody(trainer, given)
+    if kind == "adapter":
+        return AdapterBody(trainer, name, r, alpha, targets)
+    return ModelBody(trainer, _copied_policy(trainer) if lm else given)
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
@@ -237,19 +242,37 @@ def _targets(model: Any, targets: str) -> list[str]:
 
 
 def _copied_trunk(trainer: VariantGRPOTrainer) -> Any:
-    from accelerate.utils import is_peft_model
     from transformers import AutoModel
+
+    return _copied(trainer, AutoModel, lambda policy: policy.base_model)
+
+
+def _copied_policy(trainer: VariantGRPOTrainer) -> Any:
+    """The policy as it was before training, with TRL's fused head at the run's temperature."""
+    from transformers import AutoModelForCausalLM
+    from trl.trainer.utils import add_fused_lm_head
+
+    model = _copied(trainer, AutoModelForCausalLM, lambda policy: policy)
+    vars(model).pop("forward", None)  # TRL's patch of the original refers to the original
+    fp32 = trainer.args.cast_lm_head_to_fp32
+    add_fused_lm_head(model, trainer.temperature, fp32, outputs=("log_probs", "entropy"))
+    return model
+
+
+def _copied(trainer: VariantGRPOTrainer, auto: Any, part: Callable[[Any], Any]) -> Any:
+    """That part of the policy as it is; with adapters, the same loaded anew without them, by the class `auto`."""
+    from accelerate.utils import is_peft_model
 
     model: Any = trainer.model
     inner = model.get_base_model() if is_peft_model(model) else model
     if getattr(inner, "is_quantized", False):
         raise VariantError("a quantised policy has no trainable copy: set the learner's body to adapter or trunk")
     if not is_peft_model(model):
-        return copy.deepcopy(inner.base_model)
+        return copy.deepcopy(part(inner))
     path = inner.config._name_or_path
     try:
-        return AutoModel.from_pretrained(path, dtype=inner.dtype)
+        return auto.from_pretrained(path, dtype=inner.dtype)
     except (OSError, ValueError) as error:
         raise VariantError(
-            f"the value model is loaded from the policy's path, and {path!r} gave nothing: {error}"
+            f"the learner's model is loaded from the policy's path, and {path!r} gave nothing: {error}"
         ) from None

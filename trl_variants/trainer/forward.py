@@ -160,12 +160,13 @@ class Forward:
             pack=named and getattr(args, "packing", "auto") != "none",
             share=named and getattr(args, "shared_prompt", "auto") != "none" and _takes_masks(config),
         )
-        with _evaluating(model), torch.no_grad(), self._uncounted():
+        with _evaluating(model), torch.no_grad(), self.uncounted():
             return self._compared(bare, model, wanted)
 
     @contextlib.contextmanager
-    def _uncounted(self) -> Iterator[None]:
-        """Forwards of a check are no forwards of the step: a resumed run checks in another step than the whole one."""
+    def uncounted(self) -> Iterator[None]:
+        """Forwards inside are no forwards of the step: of a learner, or of a check, which a resumed run makes in
+        another step than the whole one."""
         before, self.tally = self.tally, Tally()
         try:
             yield
