@@ -140,7 +140,7 @@ def test_it_learns_to_tell_right_from_wrong():
         {"lr": 1e-3, "beta": 0.5, "minibatches": 2},
         rewards=lambda completions, **_: [float(c[:1] in "02468acegi") for c in completions],
         max_completion_length=1,
-        max_steps=16,
+        max_steps=24,
         learning_rate=1e-9,
         data=toy.dataset(toy.PROMPTS * 8),
         per_device_train_batch_size=64,
@@ -150,8 +150,8 @@ def test_it_learns_to_tell_right_from_wrong():
         hooks={"select": []},
     )
     accuracy, loss = out.logged("implicit_reward/accuracy"), out.logged("implicit_reward/loss")
-    assert accuracy[0] < 0.7 and sum(accuracy[-3:]) / 3 > 0.8
-    assert loss[0] > 0.65 and sum(loss[-3:]) / 3 < 0.55
+    assert accuracy[0] < 0.7 and sum(accuracy[-6:]) / 6 > 0.85
+    assert loss[0] > 0.65 and sum(loss[-6:]) / 6 < 0.55
 
 
 def test_only_rows_of_the_loss_teach_it_afterwards_and_all_of_them_before():
