@@ -113,6 +113,7 @@ def inputs(seed: int = 0, width: int = 7, groups: Sequence[int] = (4, 3, 1, 3, 2
             "question": [f"question {label // 2}" for label in group[order].tolist()],
             "probes": [(3, 1)[label % 2] for label in group[order].tolist()],
             "greedy_reward": [0.25 * (label % 3) for label in group[order].tolist()],
+            "contrastive_loss": [(NAN, 0.2, 4.0, 1.1)[i % 4] for i in order.tolist()],
         },
         "max_completion_length": 11,
         "reward_weights": torch.tensor([1.0, 0.5], dtype=torch.float64),

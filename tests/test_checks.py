@@ -199,6 +199,7 @@ def test_what_only_a_learner_gives_is_named():
         ("ppo", "critic", "values (gae reads it)"),
         ("remax", "greedy_answer", "greedy_reward (greedy_baseline reads it)"),
         ("prime", "implicit_reward", "process_rewards (process_and_outcome reads it)"),
+        ("clipo", "contrastive_head", "contrastive_loss (contrastive_bonus reads it)"),
     ):
         [finding] = [f for f in check(variant(name, learners=[]), config) if f.level == "error"]
         assert finding.message == f"{name} needs a learner that gives {given}" and learner in finding.hint

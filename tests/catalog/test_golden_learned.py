@@ -161,3 +161,71 @@ def test_prime_drops_prompts_that_are_too_easy_or_too_hard():
     out = variant("prime").loss(b)
     assert not out.advantage[:8].any() and out.advantage[8:].abs().min() > 1e-3
     assert float(out.advantage[8:].sum()) == pytest.approx(0.0, abs=1e-9), "whitened over what is kept"
+
+
+# ---------------------------------------------------------------- CLIPO
+
+RIGHT = torch.tensor([True, True, False, False])
+
+
+def unit(third: list[float]) -> torch.Tensor:
+    return torch.tensor([[1.0, 0.0], [0.8, 0.6], third, [-1.0, 0.0]], dtype=D, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    "third, losses, bonus",
+    [
+        # s = z.z / .05: anchor 0 16 against 0 and -20, anchor 1 16 against 12 and -16
+        ([0.0, 1.0], [1.1254e-7, 0.018150], [-2.25e-8, -0.003630]),
+        # anchor 0 16 against 12 and -20; anchor 1 16 against 19.2: nearer to a wrong answer, -.648 held at -.5
+        ([0.6, 0.8], [0.018150, 3.239953], [-0.003630, -0.5]),
+    ],
+)
+def test_the_contrast_of_clipo(third, losses, bonus):
+    from trl_variants.hooks.learners_contrast import contrast
+
+    anchors, positive = torch.tensor([0, 1]), torch.tensor([1, 0])
+    found = contrast(unit(third), anchors, RIGHT, positive, 0.05, "infonce")
+    assert found.tolist() == pytest.approx(losses, rel=1e-4)
+    for form in ("supcon_in", "supcon_out", "soft_nn"):  # with one other right answer all four are the same
+        assert contrast(unit(third), anchors, RIGHT, positive, 0.05, form).tolist() == pytest.approx(losses, rel=1e-4)
+    b = TokenBatch.from_tensors(
+        torch.full((4, 1), -1.0, dtype=D),
+        rewards=[1.0, 1.0, 0.0, 0.0],
+        ref_logps=[[-1.0]] * 4,
+        columns={"contrastive_loss": [*found.tolist(), 2.0, float("nan")]},
+    )
+    reward = variant("clipo").rewards[0](b.scored)
+    assert (reward - b.scored.reward).tolist() == pytest.approx([*bonus, 0.0, 0.0], rel=1e-3, abs=1e-9)
+    group = reward - reward.mean()
+    assert variant("clipo").loss(b).advantage.squeeze(1).tolist() == pytest.approx(
+        (group / (reward.std() + 1e-4)).tolist()
+    )
+
+
+def test_the_forms_of_the_contrast_and_their_gradient():
+    """Three right answers and a wrong one, by loops; the gradient by differences."""
+    from math import exp, log
+
+    from trl_variants.hooks.learners_contrast import FORMS, contrast
+
+    z = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [0.8, 0.6], [0.9, -0.4], [-0.3, 1.0]], dtype=D), dim=1)
+    right, tau = torch.tensor([True, True, True, False]), 0.3
+    s = [[sum(a * b for a, b in zip(x, y, strict=True)) / tau for y in z.tolist()] for x in z.tolist()]
+    everyone = log(sum(exp(s[0][a]) for a in (1, 2, 3)))
+    wanted = {
+        "infonce": everyone - s[0][2],
+        "supcon_in": everyone - log((exp(s[0][1]) + exp(s[0][2])) / 2),
+        "supcon_out": everyone - (s[0][1] + s[0][2]) / 2,
+        "soft_nn": everyone - log(exp(s[0][1]) + exp(s[0][2])),
+    }
+    assert wanted.keys() == set(FORMS)
+    for form, value in wanted.items():
+        of = lambda x, form=form: contrast(x, torch.tensor([0]), right, torch.tensor([2]), tau, form)  # noqa: E731
+        assert float(of(z)) == pytest.approx(value)
+        assert torch.autograd.gradcheck(of, (z.clone().requires_grad_(),))
+
+
+def test_clipo_without_its_head_says_what_is_missing():
+    with pytest.raises(VariantError, match="`contrastive_loss`.*contrastive_head"):
+        variant("clipo").loss(TokenBatch.from_tensors(torch.zeros(1, 1), ref_logps=[[0.0]], rewards=[1.0]))

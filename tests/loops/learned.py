@@ -1,4 +1,4 @@
-"""Loops of what is learned beside the policy, or read off it: process rewards, implied values."""
+"""Loops of what is learned beside the policy, or read off it: process rewards, implied values, a contrast."""
 
 from __future__ import annotations
 
@@ -47,6 +47,13 @@ COMPOSED |= {
     "prime, another band": variant("prime", select=[{"accuracy_band": {"low": 0.0, "high": 0.5}}]),
 }
 ABSOLUTE = {"process_and_outcome": "process rewards tell answers of equal reward apart"}
+
+
+@loop("rewards", "contrastive_bonus")
+def contrastive_bonus(h, batch, reward):
+    loss = batch.scored.keys["contrastive_loss"].tolist()
+    ranked = [bool(batch.correct[i]) and not math.isnan(x) for i, x in enumerate(loss)]
+    return [r + max(-h.lam * loss[i], h.floor) if ranked[i] else r for i, r in enumerate(reward)]
 
 
 @loop("select", "accuracy_band")

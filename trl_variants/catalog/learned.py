@@ -8,8 +8,10 @@ from ..hooks.advantage_process import ProcessAndOutcome
 from ..hooks.aggregate import TokenMean
 from ..hooks.clip import PPOClip
 from ..hooks.implicit_value import ImplicitValue, ImplicitValueRegression
+from ..hooks.learners_contrast import ContrastiveBonus, ContrastiveHead
 from ..hooks.learners_process import ImplicitReward
 from ..hooks.ratio import TokenRatio
+from ..hooks.regularizers import KL
 from ..hooks.select_groups import AccuracyBand
 from . import entry
 
@@ -69,4 +71,32 @@ VIMPO = entry(
     clip=PPOClip(0.2, 0.28, floor=10.0),
     aggregate=TokenMean(),
     regularizers=(ImplicitValueRegression(beta=5e-4),),
+)
+
+CLIPO = entry(
+    About(
+        id="clipo",
+        title="CLIPO: Contrastive Learning in Policy Optimization",
+        family="actor-critic",
+        paper="2603.10101",
+        year=2026,
+        side="reward",
+        idea="A small head learns to bring the right answers of a prompt together; how far a right answer is from another one is "
+        "taken off its reward, so that a lucky one earns less.",
+        deviations=(
+            "answers are pooled in the trainer's forward, over all their tokens; the authors pool in the sampling engine",
+            "the loss is among the answers of one prompt; negatives from other prompts (cross, batch) are not built",
+            "the authors' script trains the head alone for 14 steps first: learners: contrastive_head.warmup",
+            "dim 512 (gsm8k); 2048 for their math runs. verl's dual clip at 3 is clip.floor",
+            "group sampling is num_generations 16",
+        ),
+        ours=("the head's gradient is clipped at norm 1; token mean, which their script leaves at verl's default",),
+    ),
+    rewards=(ContrastiveBonus(lam=0.2, floor=-0.5),),
+    advantage=Grouped(),
+    ratio=TokenRatio(),
+    clip=PPOClip(0.2, 0.2),
+    aggregate=TokenMean(),
+    regularizers=(KL(coef=0.001, estimator="k3"),),
+    learners=(ContrastiveHead(tau=0.05, dim=512, lr=1e-3, weight_decay=0.01),),
 )

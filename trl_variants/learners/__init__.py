@@ -17,10 +17,11 @@ calls it once per generation, in this order:
 * loss, backward and optimizer are the learner's own. It cannot reach the policy's gradient, with one exception that
   its class must declare: `trains_policy = True`, whose `policy_term` is added to the policy's loss.
 * `freezes_policy` is True while the policy must stand still (value pre-training): the policy's forward, backward and
-  optimizer step are left out, weight decay included.
+  optimizer step are left out, weight decay included. It is asked before the learner learns from the generation.
 
-Features come from a `Body` (bodies.py): the policy's trunk, a LoRA adapter on the policy's own base, or a model of its
-own. `Body.active()` switches adapters and restores them, gradients flags included, whatever happens inside.
+Features, or log-probs, come from a `Body` (bodies.py): the policy's trunk, a LoRA adapter on the policy's own base, or
+a model of its own. `Body.active()` switches adapters and restores them, gradients flags included, whatever happens
+inside.
 
 State is saved in every checkpoint (`state_dict`), bit for bit. The weights alone go to `_learners/` of a saved model,
 which a push to the Hub leaves out.

@@ -186,6 +186,7 @@ class VariantGRPOTrainer(SeamTrainer):
         output["solved"] = scored.solved[mine]
         seen = dict(output)  # before rows are taken out of the policy's loss
         scored = with_token_rewards(self, scored, output)
+        frozen = self.team.freezes_policy  # asked before any learner moves on
         scored = self.team.before(scored, seen, training)
         states, rngs = self.memory.states, self.memory.generators(training)
         scored = self.teaching.teach(rows, output, scored)
@@ -207,7 +208,7 @@ class VariantGRPOTrainer(SeamTrainer):
         self._generations += 1
         self.teaching.forget(output)
         if training:
-            output["policy_frozen"] = torch.tensor(float(self.team.freezes_policy))
+            output["policy_frozen"] = torch.tensor(float(frozen))
             output.update(self.team.after(scored, seen, advantage))
         return output
 
