@@ -72,6 +72,14 @@ CASES = {
     "critic-adapter-warm-up": dict(
         variant="vapo", peft=LORA, hooks={"learners": [{"critic": {"lr": 1e-2, "warmup": 3}}]}
     ),
+    "process-reward-adapter": dict(
+        variant="prime",
+        peft=LORA,
+        hooks={"learners": [{"implicit_reward": {"lr": 1e-2, "minibatches": 2}}], "select": []},
+    ),
+    "contrastive-head-warm-up": dict(
+        variant="clipo", hooks={"learners": [{"contrastive_head": {"dim": 8, "lr": 1e-2, "warmup": 2}}]}
+    ),
     "completions-table": dict(variant="vespo", log_completions=True, hooks=ADAPTIVE, logging_steps=2),
 }
 TWO_PROCESSES = ("trl-settings", "both-states", "window-scope", "straddling", "critic-model")
