@@ -247,6 +247,25 @@ def test_a_failure_inside_its_step_restores_the_adapter():
     assert {n: p.requires_grad for n, p in held["model"].named_parameters()} == held["flags"]
 
 
+def _predicts_on_one_rank(rank: int) -> str:
+    def break_it(trainer):
+        [worker] = trainer.team.workers.values()
+        if rank == 1:
+            worker.body.model = None
+        fixed_rollouts(trainer)
+
+    with pytest.raises(VariantError) as error:
+        one = dict(steps_per_generation=1, gradient_accumulation_steps=1)
+        run("model", max_steps=1, per_device_train_batch_size=8, patch=break_it, **one)
+    return str(error.value)
+
+
+def test_a_prediction_that_fails_on_one_rank_stops_all():
+    toy.model()
+    messages = run_forked(_predicts_on_one_rank, ranks=2, timeout=60)
+    assert messages[0] == messages[1] and messages[0].startswith("process 1: learner implicit_reward failed: ")
+
+
 def test_it_is_saved_apart_and_loads_as_a_language_model(tmp_path):
     from transformers import AutoModelForCausalLM
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..trainer.grpo import VariantGRPOTrainer
     from .bodies import Body
 
+Result = TypeVar("Result")
 Rows = dict[str, Any]  # a generation's local rows as TRL holds them: prompt_ids, completion_ids, masks, ...
 
 
@@ -108,11 +109,25 @@ class Worker:
         rank = self.trainer.accelerator.process_index
         return slice(rank * count, (rank + 1) * count)
 
+    def together(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns, nothing in it being collective. Where it raises, all processes stop with that error."""
+        result = error = cause = None
+        try:
+            result = work()
+        except Exception as raised:  # the others would wait for ever in the next collective call
+            error, cause = f"learner {self.hook.hook_name} failed: {raised!r}", raised
+        self.trainer.fail_together(error, VariantError, cause)
+        return result  # type: ignore[return-value]
+
     def over_rows(self, rows: Rows, predict: Callable[[Rows], Tensor]) -> Tensor:
         """`predict` on micro-batches of the rows without gradient, joined; a second axis is filled up with zeros."""
         count = len(rows["completion_ids"])
-        with self.trainer.scoring(), self.body.active(), autocast(self.trainer):
-            parts = [predict(take(rows, i)) for i in torch.arange(count).split(self.number_of_rows)]
+
+        def forwards() -> list[Tensor]:
+            with self.trainer.scoring(), self.body.active(), autocast(self.trainer):
+                return [predict(take(rows, i)) for i in torch.arange(count).split(self.number_of_rows)]
+
+        parts = self.together(forwards)
         if parts[0].dim() == 1:
             return torch.cat(parts)
         width = max(part.shape[1] for part in parts)
@@ -167,16 +182,14 @@ class Worker:
         return float(scheduler.get_last_lr()[0]) if scheduler is not None else float(self.trainer.args.learning_rate)
 
     def _backward(self, rows: Rows, own: Tensor, total: Tensor, loss_sum: Callable[[Rows, Tensor], Tensor]) -> None:
-        error = cause = None
-        try:
+        def passes() -> None:
             with self.body.active(), torch.enable_grad():
                 for part in own.split(self.number_of_rows) if len(own) else ():
                     with autocast(self.trainer):
                         loss = loss_sum(take(rows, part), part) / total
                     loss.backward()
-        except Exception as raised:  # the other processes wait in the reduction of the gradients
-            error, cause = f"learner {self.hook.hook_name} failed: {raised!r}", raised
-        self.trainer.fail_together(error, VariantError, cause)
+
+        self.together(passes)
 
     def _step(self, parameters: list[nn.Parameter]) -> float:
         for parameter in parameters:

@@ -73,13 +73,20 @@ class ContrastWorker(Worker):
     def _pooled(self, rows: Rows, scored: Scored) -> Tensor:
         """(N, H) mean hidden state over the policy's tokens of each answer, of all processes; 0 without tokens."""
         count = len(rows["completion_ids"])
-        mask, parts = scored.need("mask")[self.mine(count)], []
-        with self.trainer.scoring(), autocast(self.trainer):
-            for index in torch.arange(count).split(self.number_of_rows):
-                after = self.body.hidden(take(rows, index))[:, 1:].to(self.head.weight.dtype)  # having read its token
-                own = mask[index.to(mask.device), : after.shape[1]].to(after).unsqueeze(-1)
-                parts.append((after * own).sum(1) / own.sum(1).clamp(min=1.0))
-        return self.trainer.gather_rows(torch.cat(parts), 0.0)
+        mask = scored.need("mask")[self.mine(count)]
+
+        def means() -> Tensor:
+            parts = []
+            with self.trainer.scoring(), autocast(self.trainer):
+                for index in torch.arange(count).split(self.number_of_rows):
+                    after = self.body.hidden(take(rows, index))[:, 1:].to(
+                        self.head.weight.dtype
+                    )  # having read its token
+                    own = mask[index.to(mask.device), : after.shape[1]].to(after).unsqueeze(-1)
+                    parts.append((after * own).sum(1) / own.sum(1).clamp(min=1.0))
+            return torch.cat(parts)
+
+        return self.trainer.gather_rows(self.together(means), 0.0)
 
     def _pairs(self, scored: Scored) -> tuple[Tensor, Tensor]:
         """(N,) bool, rows that have a loss; (N,) the row that is each one's positive."""

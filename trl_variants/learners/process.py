@@ -48,9 +48,13 @@ class ProcessRewardWorker(Worker):
     def predict(self, rows: Rows, scored: Scored) -> dict[str, Tensor]:
         here = _as_generated(rows, self.trainer.empty_rows)
         size = self.trainer.args.per_device_train_batch_size
+
+        def passes() -> Tensor:
+            with self.trainer.scoring(), self.body.active(), self.trainer.forward.uncounted():
+                return scored_rows(self.trainer, self.body.model, here, batch_size=size, entropy=False).logps
+
         # in the layout of the reference's own pass: an untrained reward model then says exactly 0
-        with self.trainer.scoring(), self.body.active(), self.trainer.forward.uncounted():
-            logps = scored_rows(self.trainer, self.body.model, here, batch_size=size, entropy=False).logps
+        logps = self.together(passes)
         reference, mask = self._known(rows, scored)
         scale = at(self.hook, self.trainer.progress).beta if self.hook.scaled else 1.0
         return {"process_rewards": scale * (logps - reference) * mask}
