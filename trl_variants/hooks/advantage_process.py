@@ -42,8 +42,8 @@ class ProcessAndOutcome:
     @property
     def math(self) -> str:
         ahead = "sum_k>=t {gamma}^(k-t)"
-        process = "(K r_k - sum_j rbar_j) / (K-1)" if self.form == "code" else "(r_k - mean_others rbar)"
-        body = f"{ahead} {process} + R - mean_others R, r the process reward"
+        process = "(K p_k - sum_j pbar_j) / (K-1)" if self.form == "code" else "(p_k - mean_others pbar)"
+        body = f"{ahead} {process} + R - mean_others R, p the process reward"
         return f"A_t = whiten_tokens({body})" if self.whiten else f"A_t = {body}"
 
     def __call__(self, scored: Scored) -> Tensor:

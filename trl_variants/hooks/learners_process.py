@@ -48,8 +48,8 @@ class ImplicitReward:
     @property
     def math(self) -> str:
         other = "lp_ref" if self.reference == "frozen" else "lp_old"
-        given = ", r_t = {beta} q_t" if self.scaled else ", r_t = q_t"
-        return f"min_phi mean_rows BCE(sigmoid({{beta}} sum_t q_t), right), q_t = lp_phi - {other}{given}"
+        given = "{beta} q_t" if self.scaled else "q_t"
+        return f"min_phi mean_rows BCE(sigmoid({{beta}} sum_t q_t), right), q_t = lp_phi - {other}; p_t = {given}"
 
     def attach(self, trainer: Any, path: str) -> Any:
         """The worker: the reward model, or the adapter that is one, and its optimizer."""
