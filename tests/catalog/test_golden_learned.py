@@ -84,9 +84,12 @@ def test_vimpo_leaves_an_answer_without_a_reward_out_of_the_regression():
     assert float(term.detach()) == 0.0 and not torch.autograd.grad(term, b.logps)[0].any()
 
 
-def test_the_regression_of_vimpo_wants_one_outcome_per_answer():
-    with pytest.raises(VariantError, match="one advantage per answer"):
-        variant("vimpo", advantage="token_whitened").loss(implied())
+def test_the_regression_of_vimpo_on_an_advantage_per_token():
+    # reward-to-go of R = 1 and 0 on tokens of weight .9: means (.81 + .9 + 1) / 3 and 0
+    v = variant("vimpo", advantage={"returns": {"gamma": 0.9}})
+    out = v.loss(implied())
+    mean = float(out.terms["implicit_value_regression"].detach())
+    assert mean == pytest.approx(0.25 * ((2.6e-4 - 2.71 / 3) ** 2 + 4.5e-5**2), rel=1e-9)
 
 
 # ---------------------------------------------------------------- PRIME

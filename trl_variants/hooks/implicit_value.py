@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ..divergence import Divergence
-from ..errors import VariantError
-from ..records import TokenBatch
+from ..records import TokenBatch, masked_mean
 from .aggregate import SequenceMean
 from .base import hook, param
 from .credit_future import discounted_future
@@ -65,10 +64,8 @@ class ImplicitValue:
 class ImplicitValueRegression:
     """coef 0.5 mean_rows (sum_t z_t - A)^2, (B, 1), A what the advantage hook gave: R - mean_group. VIMPO (2606.20008).
 
-    The square is on the whole residual. A row without a reward is left out, one without tokens counts as 0.
-
-    Raises:
-        VariantError: the advantage hook gives one number per token.
+    The square is on the whole residual. A row without a reward is left out, one without tokens counts as 0. Of an
+    advantage per token the mean over the answer counts.
     """
 
     beta: float = param(5e-4, above=0.0)
@@ -80,11 +77,8 @@ class ImplicitValueRegression:
 
     def __call__(self, batch: TokenBatch) -> Term:
         outcome = batch.uncredited
-        if outcome.shape[1] != 1:
-            raise VariantError(
-                "implicit_value_regression needs one advantage per answer, R minus the group's mean: "
-                "advantage: {grouped: {std: none}}"
-            )
+        if outcome.shape[1] > 1:
+            outcome = masked_mean(outcome, batch.mask)
         total = implied_advantage(batch, self.beta).sum(1, keepdim=True)
         residual = total - outcome
         if batch.reward is not None:
