@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from .adapters import merge_adapter
 from .catalog import variants
 from .checks import Finding, check
 from .composition import About, Variant, diff, variant
@@ -39,6 +40,7 @@ __all__ = [
     "check",
     "diff",
     "hook",
+    "merge_adapter",
     "variant",
     "variants",
 ]

@@ -23,9 +23,9 @@ def run(words: list[str]) -> int:
     chosen, found = findings(spec)
     for finding in found:
         print(finding)
-    errors = sum(finding.level == "error" for finding in found)
+    errors, warnings = (sum(finding.level == level for finding in found) for level in ("error", "warning"))
     name = chosen.name if chosen is not None else "TRL's own settings"
-    print(f"{path}: {name}, {errors} errors, {len(found) - errors} warnings")
+    print(f"{path}: {name}, {errors} errors, {warnings} warnings")
     return 2 if errors else 0
 
 
@@ -36,12 +36,14 @@ def findings(spec: recipes.RunSpec) -> tuple[Any, list[Any]]:
     """
     from .. import check
     from ..trainer.config import variant_of
+    from .precision import precision_findings
     from .warm_up import warm_up_of
 
     chosen = variant_of(spec.config)
     _known_task(spec)
     warm_up_of(spec)
-    return chosen, [] if chosen is None else list(check(chosen, spec.config))
+    found = [] if chosen is None else list(check(chosen, spec.config))
+    return chosen, [*found, *precision_findings(spec, chosen)]
 
 
 def _known_task(spec: recipes.RunSpec) -> None:

@@ -125,9 +125,15 @@ def load_model(spec: RunSpec, data: Data, folder: Path | None = None) -> tuple[A
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import get_quantization_config
 
-    arguments = spec.model
-    name = _model_name(spec.recipe.model, data)
-    data.model_label = spec.recipe.model or Path(name).name
+    from ..adapters import base_of, continued, is_adapter
+
+    arguments, adapter, asked = spec.model, spec.recipe.adapter, spec.recipe.model
+    if asked is not None and is_adapter(asked):
+        adapter, asked = asked, None
+    if adapter is not None and asked is None:
+        asked = base_of(adapter)
+    name = _model_name(asked, data)
+    data.model_label = asked or Path(name).name
     whole = folder is not None and not (folder / "adapter_config.json").is_file()
     if whole:
         name = str(folder)
@@ -151,10 +157,8 @@ def load_model(spec: RunSpec, data: Data, folder: Path | None = None) -> tuple[A
             "pass --model FOLDER, or leave `model` out to train the task's own"
         ) from error
     if folder is not None and not whole:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
-    return model, tokenizer
+        adapter = str(folder)
+    return (model if adapter is None else continued(model, adapter)), tokenizer
 
 
 def with_task_teacher(given: Any, data: Data) -> Any:

@@ -18,7 +18,7 @@ HELP = """usage: trl-variants train RECIPE.yaml [--any.override VALUE ...] [--re
   --variant gspo                       another method
   --hooks.clip.ppo.eps_high 0.3        one seam's hook and its parameters
   --max_steps 20 --learning_rate 1e-4  any field of VariantGRPOConfig (TRL's GRPOConfig)
-  --use_peft --lora_r 16               any field of TRL's ModelConfig
+  --use_peft --lora_r 16               any field of TRL's ModelConfig; with --load_in_4bit QLoRA
   --resume                             continue from the last checkpoint in output_dir
 
 Fields of a recipe that no config has:
@@ -99,6 +99,11 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
         write_result(spec.config.output_dir, result, history=history, composition=composition)
         console.print(before_after_table(result))
         console.print(f"run folder: {spec.config.output_dir}", highlight=False, soft_wrap=True)
+    if spec.recipe.merge_adapter and main_process:
+        from ..adapters import merge_adapter
+
+        done = merge_adapter(spec.config.output_dir, dtype=spec.recipe.merge_adapter, overwrite=True)
+        console.print(f"merged model: {done.path}", highlight=False, soft_wrap=True)
     if spec.config.push_to_hub:
         trainer.push_to_hub(dataset_name=spec.recipe.dataset_name)
     if hasattr(trainer, "end"):
