@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -59,7 +60,7 @@ def load_data(spec: RunSpec) -> Data:
             task.eval_dataset,
             rewards or task.reward_funcs,
             task.model_path,
-            task.evaluate,
+            functools.partial(task.evaluate, chat_template_kwargs=spec.config.chat_template_kwargs),
             teacher_path=task.teacher_path,
         )
     if not rewards:
