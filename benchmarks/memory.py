@@ -40,7 +40,7 @@ def size(x: Tensor) -> int:
 
 
 def weights_of(module: nn.Module) -> int:
-    """Bytes of all weights, 4-bit ones packed and with the state that unpacks them."""
+    """Bytes of all weights, 4-bit and 8-bit ones packed and with the state that unpacks them."""
     total, seen = 0, set()
     for p in module.parameters():
         if id(p) in seen:
@@ -51,6 +51,10 @@ def weights_of(module: nn.Module) -> int:
         while state is not None:
             total += sum(size(t) for t in (state.absmax, state.code) if t is not None)
             state = getattr(state, "state2", None)
+    for layer in module.modules():  # 8-bit scales: with the weight, and with the layer once it was used
+        for place in (getattr(layer, "weight", None), getattr(layer, "state", None)):
+            if isinstance(scales := getattr(place, "SCB", None), Tensor):
+                total += size(scales)
     return total
 
 

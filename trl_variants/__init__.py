@@ -10,6 +10,7 @@ from .catalog import variants
 from .checks import Finding, check
 from .composition import About, Variant, diff, variant
 from .errors import RewardError, VariantError
+from .footprint import MemoryEstimate, estimate_memory
 from .hooks.base import hook
 from .records import Run, Scored, TokenBatch, Window
 from .schedule import Schedule
@@ -25,6 +26,7 @@ except PackageNotFoundError:  # a source tree that was never installed
 __all__ = [
     "About",
     "Finding",
+    "MemoryEstimate",
     "RewardError",
     "Run",
     "Schedule",
@@ -39,6 +41,7 @@ __all__ = [
     "Window",
     "check",
     "diff",
+    "estimate_memory",
     "hook",
     "merge_adapter",
     "variant",

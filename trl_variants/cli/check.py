@@ -9,7 +9,8 @@ from . import recipe as recipes
 
 HELP = """usage: trl-variants check RECIPE.yaml [--any.override VALUE ...]
 
-Prints one line per finding. Exit code 2 where one of them is an error.
+Prints one line per finding and, where the recipe names its model, the memory a run needs. Exit code 2 where a finding
+is an error.
 """
 
 
@@ -18,11 +19,15 @@ def run(words: list[str]) -> int:
     if "-h" in words or "--help" in words:
         print(HELP)
         return 0
+    from .memory import memory_lines
+
     path, overrides = recipes.take_recipe(words, "check")
     spec = recipes.load(path, overrides)
     chosen, found = findings(spec)
     for finding in found:
         print(finding)
+    for line in memory_lines(spec, chosen):
+        print(line)
     errors, warnings = (sum(finding.level == level for finding in found) for level in ("error", "warning"))
     name = chosen.name if chosen is not None else "TRL's own settings"
     print(f"{path}: {name}, {errors} errors, {warnings} warnings")

@@ -126,14 +126,12 @@ def load_model(spec: RunSpec, data: Data, folder: Path | None = None) -> tuple[A
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import get_quantization_config
 
-    from ..adapters import base_of, continued, is_adapter
+    from ..adapters import continued, is_adapter
 
     arguments, adapter, asked = spec.model, spec.recipe.adapter, spec.recipe.model
     if asked is not None and is_adapter(asked):
         adapter, asked = asked, None
-    if adapter is not None and asked is None:
-        asked = base_of(adapter)
-    name = _model_name(asked, data)
+    name = base_name(spec, data)
     data.model_label = asked or Path(name).name
     whole = folder is not None and not (folder / "adapter_config.json").is_file()
     if whole:
@@ -185,6 +183,16 @@ def _own_teacher(data: Data) -> str:
         return data.teacher_path()
     except ValueError as error:
         raise VariantError(f"teacher: task: {error}") from error
+
+
+def base_name(spec: RunSpec, data: Data) -> str:
+    """The folder or Hub id of the weights a run starts from; those below an adapter where it goes on from one."""
+    from ..adapters import base_of, is_adapter
+
+    asked, adapter = spec.recipe.model, spec.recipe.adapter
+    if asked is not None and is_adapter(asked):
+        asked, adapter = None, asked
+    return base_of(adapter) if adapter is not None and asked is None else _model_name(asked, data)
 
 
 def _model_name(asked: str | None, data: Data) -> str:

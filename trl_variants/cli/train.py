@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from pathlib import Path
@@ -53,6 +54,7 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
         torch.set_num_threads(spec.recipe.num_threads)
     set_seed(spec.config.seed)
     data = sources.load_data(spec)
+    _say_memory(spec, data, console)
     warm, warmed = warm_up_of(spec), None
     if warm is not None and not (checkpoint and warm_folder(spec).is_dir()):
         warmed = run_warm_up(warm, spec, data, *sources.load_model(spec, data))
@@ -109,6 +111,24 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
     if hasattr(trainer, "end"):
         trainer.end()
     return result
+
+
+def _say_memory(spec: recipes.RunSpec, data: Any, console: Console) -> None:
+    """One line, before anything large is loaded; an estimate that cannot be made does not stop a run."""
+    from ..trainer.config import variant_of
+    from . import sources
+    from .memory import memory_of
+
+    if spec.config.process_index != 0:
+        return
+    resolved = copy.copy(spec.config)
+    resolved.teacher = sources.with_task_teacher(resolved.teacher, data)
+    try:
+        estimate = memory_of(spec, variant_of(resolved), sources.base_name(spec, data))
+    except VariantError as error:
+        console.print(f"memory not estimated: {error}", highlight=False, soft_wrap=True)
+        return
+    console.print(str(estimate).splitlines()[0], highlight=False, soft_wrap=True)
 
 
 def _composition(spec: recipes.RunSpec, console: Console) -> Any:
