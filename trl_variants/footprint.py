@@ -13,7 +13,7 @@ from typing import Any
 from .errors import VariantError
 from .weighing import BYTES, adapter_weights, around, configuration, optimizer_bytes, skeleton, weight_bytes
 
-_TILE = 4096  # tokens, and entries of the vocabulary, whose logits exist at once in the update: TRL's fused head
+_TILE = (4096, 32768)  # tokens and entries of the vocabulary whose logits exist at once: TRL's fused head
 _SAMPLING = 4 * 4  # bytes for each entry of one step's logits: float32, and copies while sampling
 
 
@@ -129,7 +129,9 @@ def _update(text: Any, tokens: int, item: int, recompute: bool) -> int:
     layer = item * (6 * text.hidden_size + 3 * queries + 2 * keys + 4 * text.intermediate_size)
     layer += 8 * text.hidden_size  # norms compute in float32
     kept = item * text.hidden_size if recompute else layer
-    return tokens * (text.num_hidden_layers * kept + 2 * layer) + 4 * min(tokens, _TILE) * min(text.vocab_size, _TILE)
+    return tokens * (text.num_hidden_layers * kept + 2 * layer) + 4 * min(tokens, _TILE[0]) * min(
+        text.vocab_size, _TILE[1]
+    )
 
 
 def _generation(text: Any, rows: int, tokens: int, item: int) -> int:
