@@ -164,3 +164,53 @@ def test_what_cannot_be_merged(given, tmp_path, qlora_run):
         VariantError, match="has no adapter_config.json" if given != "no base" else "name a folder or Hub id"
     ):
         merge_adapter(tmp_path)
+
+
+class Hub:
+    """What `merge_adapter` asks of huggingface_hub."""
+
+    def __init__(self, readme: bool = False, error: Exception | None = None):
+        self.readme, self.error, self.said = readme, error, []
+
+    def __call__(self):
+        return self
+
+    def create_repo(self, repo, **how):
+        if self.error:
+            raise self.error
+        self.said.append(("create", repo, how))
+        return SimpleNamespace(repo_id=f"me/{repo}")
+
+    def file_exists(self, repo, name):
+        return self.readme and (repo, name) == ("me/mine", "README.md")
+
+    def upload_folder(self, **how):
+        self.said.append(("upload", how["repo_id"], how))
+
+
+def test_a_push_is_private_and_leaves_their_readme(qlora_run, tmp_path, monkeypatch, capsys):
+    hub = Hub(readme=True)
+    monkeypatch.setattr("huggingface_hub.HfApi", hub)
+    assert main(["merge", str(qlora_run.folder), "--out", str(tmp_path / "a"), "--push", "mine"]) == 0
+    assert "pushed to mine" in capsys.readouterr().out
+    (_, _, made), (_, repo, sent) = hub.said
+    assert made["private"] is True and made["exist_ok"] and repo == "me/mine"
+    assert sent["ignore_patterns"] == ["README.md"] and str(sent["folder_path"]) == str(tmp_path / "a")
+    hub = Hub()
+    monkeypatch.setattr("huggingface_hub.HfApi", hub)
+    assert main(["merge", str(qlora_run.folder), "--out", str(tmp_path / "b"), "--push", "mine", "--public"]) == 0
+    assert hub.said[0][2]["private"] is False and hub.said[1][2]["ignore_patterns"] is None
+
+
+def test_a_failed_push_leaves_the_merged_model(qlora_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub(error=RuntimeError("no route")))
+    assert main(["merge", str(qlora_run.folder), "--out", str(tmp_path / "a"), "--push", "mine"]) == 2
+    assert "but the push to mine failed: no route" in capsys.readouterr().err
+    assert (tmp_path / "a" / "model.safetensors").is_file()
+
+
+def test_the_card_names_no_folder_of_this_machine(qlora_run):
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(qlora_run.folder / "merged" / "README.md")
+    assert card.data.base_model is None and "trl-variants" in card.data.tags
