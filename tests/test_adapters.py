@@ -214,3 +214,51 @@ def test_the_card_names_no_folder_of_this_machine(qlora_run):
 
     card = ModelCard.load(qlora_run.folder / "merged" / "README.md")
     assert card.data.base_model is None and "trl-variants" in card.data.tags
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"use_dora": True},
+        {"use_rslora": True, "rank_pattern": {"q_proj": 2}},
+        {"modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+    ],
+    ids=lambda kind: next(iter(kind)),
+)
+def test_forms_of_lora(kind, tmp_path):
+    """Merged in float32 they say what base and adapter say, also when loaded again by plain transformers."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    given = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False, "task_type": "CAUSAL_LM", **kind}
+    torch.manual_seed(0)
+    wrapped = get_peft_model(toy.model(), LoraConfig(**given))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "modules_to_save" in name and parameter.requires_grad:
+                parameter.add_(0.1)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    toy.tokenizer().save_pretrained(tmp_path / "adapter")
+    done = merge_adapter(tmp_path / "adapter", dtype="float32")
+    ids = torch.tensor([[2, 5, 9, 3, 7]])
+    again = AutoModelForCausalLM.from_pretrained(done.path)
+    assert done.difference < 1e-4
+    assert (logps(again, ids) - logps(wrapped.eval(), ids)).abs().max() < 1e-4
+    assert (logps(again, ids) - logps(toy.model(), ids)).abs().max() > 1e-2
+
+
+def test_what_no_single_weight_can_hold(tmp_path):
+    from peft import LoraConfig, PromptTuningConfig, get_peft_model
+
+    forms = {
+        "is a PROMPT_TUNING adapter: only LoRA is merged": PromptTuningConfig(num_virtual_tokens=2),
+        "cannot be merged: .* the base layer has no bias": LoraConfig(target_modules=["q_proj"], lora_bias=True),
+    }
+    for i, (said, config) in enumerate(forms.items()):
+        config.task_type = "CAUSAL_LM"
+        get_peft_model(toy.model(), config).save_pretrained(tmp_path / str(i))
+        toy.tokenizer().save_pretrained(tmp_path / str(i))
+        with pytest.raises(VariantError, match=said):
+            merge_adapter(tmp_path / str(i))
+        assert not (tmp_path / str(i) / "merged").exists()

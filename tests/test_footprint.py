@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen3Config, T5Config
 
 from benchmarks.memory import bytes_of
 from tests.trainer import toy
@@ -112,6 +112,10 @@ def test_what_is_refused():
         estimate_memory(toy.model_path(), bits=3)
     with pytest.raises(VariantError, match="configuration of 'no/such-model'"):
         estimate_memory("no/such-model")
+    with pytest.raises(VariantError, match="T5Config is not the configuration of a causal language model"):
+        estimate_memory(T5Config())
+    with pytest.raises(VariantError, match="the adapter does not fit the model"):
+        estimate_memory(toy.model_path(), lora=LoraConfig(target_modules=["nowhere"], task_type="CAUSAL_LM"))
 
 
 def test_check_and_train_say_it_before_loading(tmp_path, capsys, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,19 @@ def is_adapter(path: str | Path) -> bool:
     return (Path(path) / "adapter_config.json").is_file()
 
 
-def base_of(adapter: str | Path) -> str:
-    """The model an adapter (folder or Hub id) belongs to. Raises VariantError where it does not say."""
+def config_of(adapter: str | Path) -> Any:
+    """The PeftConfig of an adapter, a folder or Hub id. Raises VariantError where there is none."""
     from peft import PeftConfig
 
     try:
-        base = PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path
+        return PeftConfig.from_pretrained(str(adapter))
     except (OSError, ValueError) as error:
         raise VariantError(f"{adapter} holds no adapter: it has no adapter_config.json") from error
+
+
+def base_of(adapter: str | Path) -> str:
+    """The model an adapter (folder or Hub id) belongs to. Raises VariantError where it does not say."""
+    base = config_of(adapter).base_model_name_or_path
     if not base:
         raise VariantError(f"the adapter {adapter} does not say which model it belongs to: name it with base")
     return str(base)
@@ -96,6 +102,9 @@ def merge_adapter(
 
     if dtype not in DTYPES:
         raise VariantError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}")
+    kind = str(getattr(config_of(adapter).peft_type, "value", ""))
+    if kind != "LORA":
+        raise VariantError(f"{adapter} is a {kind} adapter: only LoRA is merged here")
     name = base or base_of(adapter)
     target = Path(out) if out is not None else Path(adapter) / FOLDER
     if target.is_dir() and any(target.iterdir()):
@@ -142,10 +151,15 @@ def _merged(model: Any) -> Any:
         weight = module.get_base_layer().weight
         dtype = weight.dtype
         weight.data = weight.data.float()
-        module.merge(safe_merge=True)
+        try:
+            module.merge(safe_merge=True)
+        except (RuntimeError, ValueError) as error:
+            raise VariantError(f"the adapter cannot be merged: {error}") from error
         weight = module.get_base_layer().weight
         weight.data = weight.data.to(dtype)
-    merged = model.unload()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="All adapters are already merged")
+        merged = model.merge_and_unload()  # unties a head that was trained, which unload() would not
     for parameter in merged.parameters():
         parameter.requires_grad_(True)
     return merged

@@ -29,12 +29,18 @@ def configuration(model: Any) -> Any:
 
 
 def skeleton(config: Any, dtype: str) -> Any:
-    """The model of a configuration without storage, weights tied as it ties them."""
+    """The model of a configuration without storage, weights tied as it ties them.
+
+    Raises VariantError where the configuration is none of a causal language model.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager")
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager")
+    except ValueError as error:
+        raise VariantError(f"{type(config).__name__} is not the configuration of a causal language model") from error
     model.tie_weights()
     return model
 
@@ -70,12 +76,18 @@ def _scales(count: int, nested: bool) -> int:
 
 
 def adapter_weights(base: Any, lora: Any) -> int:
-    """Weights that a new adapter of this configuration trains on `base`, which keeps the adapter."""
+    """Weights that a new adapter of this configuration trains on `base`, which keeps the adapter.
+
+    Raises VariantError where it does not fit the model.
+    """
     import torch
     from peft import get_peft_model
 
-    with torch.device("meta"):
-        return sum(p.numel() for p in get_peft_model(base, lora).parameters() if p.requires_grad)
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() for p in get_peft_model(base, lora).parameters() if p.requires_grad)
+    except ValueError as error:
+        raise VariantError(f"the adapter does not fit the model: {str(error).splitlines()[0]}") from error
 
 
 def optimizer_bytes(optimizer: Any, weights: int, item: int) -> int:

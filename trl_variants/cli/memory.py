@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..adapters import base_of, is_adapter
+from ..adapters import base_of, config_of, is_adapter
 from ..errors import VariantError
 from ..footprint import MemoryEstimate, estimate_memory
 from .recipe import RunSpec
@@ -29,7 +29,7 @@ def memory_of(spec: RunSpec, variant: Any, model: str) -> MemoryEstimate:
         dtype=arguments.dtype or "float32",
         bits=4 if arguments.load_in_4bit else 8 if arguments.load_in_8bit else None,
         nested=arguments.use_bnb_nested_quant,
-        lora=get_peft_config(arguments) if adapter is None else _lora_of(adapter),
+        lora=get_peft_config(arguments) if adapter is None else config_of(adapter),
         continued=adapter is not None,
         fp16=config.fp16,
         mixed=config.bf16 or config.fp16,
@@ -54,15 +54,6 @@ def memory_lines(spec: RunSpec, variant: Any) -> list[str]:
         return str(memory_of(spec, variant, model)).splitlines()
     except VariantError as error:
         return [f"memory not estimated: {error}"]
-
-
-def _lora_of(adapter: str) -> Any:
-    from peft import PeftConfig
-
-    try:
-        return PeftConfig.from_pretrained(adapter)
-    except (OSError, ValueError) as error:
-        raise VariantError(f"{adapter} holds no adapter: it has no adapter_config.json") from error
 
 
 def _shards() -> int:
