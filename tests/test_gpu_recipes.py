@@ -21,7 +21,7 @@ pytest.importorskip("bitsandbytes")
 RECIPES = sorted(
     path
     for path in (Path(__file__).resolve().parents[1] / "recipes").rglob("*.yaml")
-    if "GPU" in path.read_text().splitlines()[0]
+    if "GPU" in path.read_text().splitlines()[0] and "variant:" in path.read_text()
 )
 SMALL = "--use_cpu true --bf16 false --use_vllm false --max_steps 2 --max_completion_length 6 --task.eval_size 2"
 SMALL += " --task.max_new_tokens 2 --per_device_train_batch_size 4 --gradient_accumulation_steps 2"
