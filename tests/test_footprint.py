@@ -145,10 +145,30 @@ def test_check_and_train_say_it_before_loading(tmp_path, capsys, monkeypatch):
 
 
 def test_shards_are_what_the_launcher_says(monkeypatch):
-    from trl_variants.cli.memory import _shards
+    from trl_variants.cli.memory import shards
 
-    assert _shards() == 1
+    assert shards() == 1
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert _shards() == 1
+    assert shards() == 1
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert _shards() == 8
+    assert shards() == 8
+
+
+def test_accuracy_is_left_out_while_weights_are_in_shards(tmp_path, capsys, monkeypatch):
+    import json
+
+    import yaml
+
+    from trl_variants.cli import main
+
+    monkeypatch.setattr("trl_variants.cli.memory.shards", lambda: 8)
+    settings = dict(task="arithmetic", variant="grpo", use_cpu=True, bf16=False, gradient_checkpointing=False)
+    small = dict(
+        max_steps=2, max_completion_length=4, num_generations=4, per_device_train_batch_size=8, logging_steps=1
+    )
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({**settings, **small, "self_test": False, "output_dir": str(tmp_path / "run")}))
+    assert main(["train", str(recipe)]) == 0
+    assert "accuracy is not measured while weights are in shards" in capsys.readouterr().out
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["accuracy_before"] is None and result["accuracy_after"] is None and result["steps"] == 2

@@ -40,7 +40,7 @@ def memory_of(spec: RunSpec, variant: Any, model: str) -> MemoryEstimate:
         completion_tokens=config.max_completion_length or 256,
         gradient_checkpointing=config.gradient_checkpointing,
         use_vllm=config.use_vllm,
-        shards=_shards(),
+        shards=shards(),
     )
 
 
@@ -56,8 +56,8 @@ def memory_lines(spec: RunSpec, variant: Any) -> list[str]:
         return [f"memory not estimated: {error}"]
 
 
-def _shards() -> int:
-    """Devices that share the weights, as accelerate tells the processes it launches."""
+def shards() -> int:
+    """Devices that share the weights under FSDP or ZeRO-3, as accelerate tells the processes it launches; else 1."""
     said = os.environ.get
     sharded = said("ACCELERATE_USE_FSDP") == "true" or said("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"
     return int(said("WORLD_SIZE", "1")) if sharded else 1

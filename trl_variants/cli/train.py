@@ -48,6 +48,7 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
 
     from ..report import LiveCurve, before_after_table, write_result
     from . import sources
+    from .memory import shards
     from .warm_up import run_warm_up, warm_folder, warm_up_of
 
     if spec.recipe.num_threads:
@@ -55,6 +56,10 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
     set_seed(spec.config.seed)
     data = sources.load_data(spec)
     _say_memory(spec, data, console)
+    if shards() > 1 and data.evaluate is not None:  # before training no process has all weights on its device
+        data.evaluate = None
+        if spec.config.process_index == 0:
+            console.print("accuracy is not measured while weights are in shards", highlight=False)
     warm, warmed = warm_up_of(spec), None
     if warm is not None and not (checkpoint and warm_folder(spec).is_dir()):
         warmed = run_warm_up(warm, spec, data, *sources.load_model(spec, data))
