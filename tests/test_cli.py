@@ -372,7 +372,9 @@ def test_data_without_prompts(recipe_file, tmp_path, capsys):
 def test_four_bit_without_bitsandbytes_names_the_extra(recipe_file, monkeypatch, capsys):
     find_spec = sources.importlib.util.find_spec
     monkeypatch.setattr(sources.importlib.util, "find_spec", lambda n: None if n == "bitsandbytes" else find_spec(n))
-    assert 'pip install "trl_variants[quantization]"' in mistake(capsys, "train", recipe_file(load_in_4bit=True))
+    assert 'pip install "trl_variants[quantization]"' in mistake(
+        capsys, "train", recipe_file(load_in_4bit=True, use_peft=True)
+    )
 
 
 def test_a_recipe_imports_the_module_of_an_own_hook(tmp_path, monkeypatch, capsys):

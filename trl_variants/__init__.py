@@ -5,10 +5,12 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from .adapters import merge_adapter
 from .catalog import variants
 from .checks import Finding, check
 from .composition import About, Variant, diff, variant
 from .errors import RewardError, VariantError
+from .footprint import MemoryEstimate, estimate_memory
 from .hooks.base import hook
 from .records import Run, Scored, TokenBatch, Window
 from .schedule import Schedule
@@ -24,6 +26,7 @@ except PackageNotFoundError:  # a source tree that was never installed
 __all__ = [
     "About",
     "Finding",
+    "MemoryEstimate",
     "RewardError",
     "Run",
     "Schedule",
@@ -38,7 +41,9 @@ __all__ = [
     "Window",
     "check",
     "diff",
+    "estimate_memory",
     "hook",
+    "merge_adapter",
     "variant",
     "variants",
 ]

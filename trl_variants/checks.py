@@ -22,7 +22,8 @@ ON_POLICY_HINT = "raise num_iterations, or steps_per_generation above gradient_a
 
 @dataclass(frozen=True)
 class Finding:
-    """`level` is "error" (the run cannot be what it says) or "warning" (it runs, and is likely not what you want)."""
+    """`level` is "error" (the run cannot be what it says), "warning" (it runs, and is likely not what you want) or
+    "note" (what it will do, where that is not obvious)."""
 
     level: str
     message: str

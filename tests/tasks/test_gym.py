@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from trl_variants.rewards.text import last_number
 from trl_variants.tasks import load_task, tiny_model_path
 from trl_variants.tasks.base import COLUMNS
-from trl_variants.tasks.gym import last_number
 from trl_variants.tasks.smollm2 import smollm2_path
 
 ONE_DIGIT = dict(min_terms=2, max_terms=2, min_digits=1, max_digits=1)
@@ -117,8 +117,8 @@ def test_evaluate_scores_greedy_chat_completions(chain_sum, monkeypatch):
     rows = chain_sum.eval_dataset
     right = dict(zip((p[0]["content"] for p in rows["prompt"]), rows["answer"], strict=True))
 
-    def fake(model, tokenizer, prompts, *, max_new_tokens, batch_size):
-        assert (max_new_tokens, batch_size) == (12, 64)
+    def fake(model, tokenizer, prompts, *, max_new_tokens, batch_size, chat_template_kwargs):
+        assert (max_new_tokens, batch_size, chat_template_kwargs) == (12, 64, None)
         return [right[p[0]["content"]] if i % 4 else "?" for i, p in enumerate(prompts)]
 
     monkeypatch.setattr(evaluation, "greedy_completions", fake)

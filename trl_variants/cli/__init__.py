@@ -1,4 +1,4 @@
-"""`trl-variants`: train, list, show, check. A user's mistake is one sentence and exit code 2."""
+"""`trl-variants`: train, list, show, check, merge. A user's mistake is one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ COMMANDS = {
     "list": "the catalog, one method a line (--json for programs)",
     "show": "one method: composition, math, defaults, deviations, papers",
     "check": "what a recipe would run into, without loading a model",
+    "merge": "the adapter of a run and its base as one 16-bit model: trl-variants merge runs/NAME",
 }
 USAGE = """usage: trl-variants COMMAND ...
 

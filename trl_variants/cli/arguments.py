@@ -23,6 +23,20 @@ class RecipeArguments:
         default=None,
         metadata={"help": "Model folder, Hub id or `smollm2`. Default: the task's own model."},
     )
+    adapter: str | None = field(
+        default=None,
+        metadata={
+            "help": "LoRA adapter to train further, a run folder or Hub id, instead of a new one. `model` defaults to "
+            "its base."
+        },
+    )
+    merge_adapter: str | None = field(
+        default=None,
+        metadata={
+            "help": "After training also save the adapter merged into its base in this dtype (bfloat16, float16, "
+            "float32), to `merged` in the run folder."
+        },
+    )
     dataset_name: str | None = field(
         default=None,
         metadata={"help": "Hub id, folder, or a .json/.jsonl/.csv/.parquet file with a `prompt` column."},

@@ -9,7 +9,8 @@ from . import recipe as recipes
 
 HELP = """usage: trl-variants check RECIPE.yaml [--any.override VALUE ...]
 
-Prints one line per finding. Exit code 2 where one of them is an error.
+Prints one line per finding and, where the recipe names its model, the memory a run needs. Exit code 2 where a finding
+is an error.
 """
 
 
@@ -18,14 +19,18 @@ def run(words: list[str]) -> int:
     if "-h" in words or "--help" in words:
         print(HELP)
         return 0
+    from .memory import memory_lines
+
     path, overrides = recipes.take_recipe(words, "check")
     spec = recipes.load(path, overrides)
     chosen, found = findings(spec)
     for finding in found:
         print(finding)
-    errors = sum(finding.level == "error" for finding in found)
+    for line in memory_lines(spec, chosen):
+        print(line)
+    errors, warnings = (sum(finding.level == level for finding in found) for level in ("error", "warning"))
     name = chosen.name if chosen is not None else "TRL's own settings"
-    print(f"{path}: {name}, {errors} errors, {len(found) - errors} warnings")
+    print(f"{path}: {name}, {errors} errors, {warnings} warnings")
     return 2 if errors else 0
 
 
@@ -36,12 +41,14 @@ def findings(spec: recipes.RunSpec) -> tuple[Any, list[Any]]:
     """
     from .. import check
     from ..trainer.config import variant_of
+    from .precision import precision_findings
     from .warm_up import warm_up_of
 
     chosen = variant_of(spec.config)
     _known_task(spec)
     warm_up_of(spec)
-    return chosen, [] if chosen is None else list(check(chosen, spec.config))
+    found = [] if chosen is None else list(check(chosen, spec.config))
+    return chosen, [*found, *precision_findings(spec, chosen)]
 
 
 def _known_task(spec: recipes.RunSpec) -> None:

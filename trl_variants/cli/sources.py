@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -59,7 +60,7 @@ def load_data(spec: RunSpec) -> Data:
             task.eval_dataset,
             rewards or task.reward_funcs,
             task.model_path,
-            task.evaluate,
+            functools.partial(task.evaluate, chat_template_kwargs=spec.config.chat_template_kwargs),
             teacher_path=task.teacher_path,
         )
     if not rewards:
@@ -125,9 +126,13 @@ def load_model(spec: RunSpec, data: Data, folder: Path | None = None) -> tuple[A
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import get_quantization_config
 
-    arguments = spec.model
-    name = _model_name(spec.recipe.model, data)
-    data.model_label = spec.recipe.model or Path(name).name
+    from ..adapters import continued, is_adapter
+
+    arguments, adapter, asked = spec.model, spec.recipe.adapter, spec.recipe.model
+    if asked is not None and is_adapter(asked):
+        adapter, asked = asked, None
+    name = base_name(spec, data)
+    data.model_label = asked or Path(name).name
     whole = folder is not None and not (folder / "adapter_config.json").is_file()
     if whole:
         name = str(folder)
@@ -151,10 +156,8 @@ def load_model(spec: RunSpec, data: Data, folder: Path | None = None) -> tuple[A
             "pass --model FOLDER, or leave `model` out to train the task's own"
         ) from error
     if folder is not None and not whole:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
-    return model, tokenizer
+        adapter = str(folder)
+    return (model if adapter is None else continued(model, adapter)), tokenizer
 
 
 def with_task_teacher(given: Any, data: Data) -> Any:
@@ -180,6 +183,16 @@ def _own_teacher(data: Data) -> str:
         return data.teacher_path()
     except ValueError as error:
         raise VariantError(f"teacher: task: {error}") from error
+
+
+def base_name(spec: RunSpec, data: Data) -> str:
+    """The folder or Hub id of the weights a run starts from; those below an adapter where it goes on from one."""
+    from ..adapters import base_of, is_adapter
+
+    asked, adapter = spec.recipe.model, spec.recipe.adapter
+    if asked is not None and is_adapter(asked):
+        asked, adapter = None, asked
+    return base_of(adapter) if adapter is not None and asked is None else _model_name(asked, data)
 
 
 def _model_name(asked: str | None, data: Data) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ HELP = """usage: trl-variants train RECIPE.yaml [--any.override VALUE ...] [--re
   --variant gspo                       another method
   --hooks.clip.ppo.eps_high 0.3        one seam's hook and its parameters
   --max_steps 20 --learning_rate 1e-4  any field of VariantGRPOConfig (TRL's GRPOConfig)
-  --use_peft --lora_r 16               any field of TRL's ModelConfig
+  --use_peft --lora_r 16               any field of TRL's ModelConfig; with --load_in_4bit QLoRA
   --resume                             continue from the last checkpoint in output_dir
 
 Fields of a recipe that no config has:
@@ -47,12 +48,18 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
 
     from ..report import LiveCurve, before_after_table, write_result
     from . import sources
+    from .memory import shards
     from .warm_up import run_warm_up, warm_folder, warm_up_of
 
     if spec.recipe.num_threads:
         torch.set_num_threads(spec.recipe.num_threads)
     set_seed(spec.config.seed)
     data = sources.load_data(spec)
+    _say_memory(spec, data, console)
+    if shards() > 1 and data.evaluate is not None:  # before training no process has all weights on its device
+        data.evaluate = None
+        if spec.config.process_index == 0:
+            console.print("accuracy is not measured while weights are in shards", highlight=False)
     warm, warmed = warm_up_of(spec), None
     if warm is not None and not (checkpoint and warm_folder(spec).is_dir()):
         warmed = run_warm_up(warm, spec, data, *sources.load_model(spec, data))
@@ -99,11 +106,34 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
         write_result(spec.config.output_dir, result, history=history, composition=composition)
         console.print(before_after_table(result))
         console.print(f"run folder: {spec.config.output_dir}", highlight=False, soft_wrap=True)
+    if spec.recipe.merge_adapter and main_process:
+        from ..adapters import merge_adapter
+
+        done = merge_adapter(spec.config.output_dir, dtype=spec.recipe.merge_adapter, overwrite=True)
+        console.print(f"merged model: {done.path}", highlight=False, soft_wrap=True)
     if spec.config.push_to_hub:
         trainer.push_to_hub(dataset_name=spec.recipe.dataset_name)
     if hasattr(trainer, "end"):
         trainer.end()
     return result
+
+
+def _say_memory(spec: recipes.RunSpec, data: Any, console: Console) -> None:
+    """One line, before anything large is loaded; an estimate that cannot be made does not stop a run."""
+    from ..trainer.config import variant_of
+    from . import sources
+    from .memory import memory_of
+
+    if spec.config.process_index != 0:
+        return
+    resolved = copy.copy(spec.config)
+    resolved.teacher = sources.with_task_teacher(resolved.teacher, data)
+    try:
+        estimate = memory_of(spec, variant_of(resolved), sources.base_name(spec, data))
+    except VariantError as error:
+        console.print(f"memory not estimated: {error}", highlight=False, soft_wrap=True)
+        return
+    console.print(str(estimate).splitlines()[0], highlight=False, soft_wrap=True)
 
 
 def _composition(spec: recipes.RunSpec, console: Console) -> Any:

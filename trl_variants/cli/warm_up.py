@@ -65,11 +65,13 @@ def run_warm_up(warm: WarmUp, spec: RunSpec, data: Any, model: Any, tokenizer: A
     Raises:
         VariantError: no such column, or nothing in it.
     """
+    from accelerate.utils import is_peft_model
     from trl import get_peft_config
 
     folder = warm_folder(spec)
     rows = examples(data.train, warm.column)
-    trainer = supervised(warm, spec.config, model, tokenizer, rows, folder, get_peft_config(spec.model))
+    new_adapter = None if is_peft_model(model) else get_peft_config(spec.model)
+    trainer = supervised(warm, spec.config, model, tokenizer, rows, folder, new_adapter)
     before = data.accuracy(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
     began = time.perf_counter()
     trainer.train()
@@ -97,6 +99,8 @@ def supervised(
     """The SFTTrainer of a warm-up; device, precision, checkpointing and seed are those of the run's `config`."""
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
+
+    from ..trainer.quantized import settle
 
     arguments = SFTConfig(
         output_dir=str(folder),
@@ -126,6 +130,7 @@ def supervised(
         peft_config=peft_config,
     )
     trainer.remove_callback(PrinterCallback)
+    settle(trainer.model, loss_scaling=config.fp16)
     return trainer
 
 

@@ -7,6 +7,7 @@ settings are classes, so that they can be pickled: make an instance and pass tha
 from .gui import ActionReward, GroundingReward, ThinkingLengthReward
 from .judge import YesNoReward
 from .matching import AnswerMatchReward, EditSimilarityReward, accuracy_reward
+from .numbers import final_number_reward
 from .patches import PatchSimilarityReward
 from .reasoning import LanguageConsistencyReward, ReflectionReward, think_answer_reward
 from .routing import DomainReward, DuringSteps
@@ -26,5 +27,6 @@ __all__ = [
     "ThinkingLengthReward",
     "YesNoReward",
     "accuracy_reward",
+    "final_number_reward",
     "think_answer_reward",
 ]

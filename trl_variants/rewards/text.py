@@ -9,6 +9,7 @@ from math import exp, log
 from typing import Any
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_NUMBER = re.compile(r"(?:(?<![\w.)])-)?\d[\d,]*(?:\.\d+)?")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 
@@ -49,6 +50,15 @@ def final_answer(text: str) -> str:
         if found is not None:
             return found.strip()
     return text.rpartition("</think>")[2].strip()
+
+
+def last_number(text: str) -> str | None:
+    """Last number in `text`, without thousands separators; None if there is none.
+
+    A minus right after a digit, a letter or a closing bracket is an operator.
+    """
+    found = _NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None
 
 
 def canonical(answer: str) -> str:

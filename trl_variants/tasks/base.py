@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,7 @@ class Task:
         batch_size: int = 64,
         max_new_tokens: int | None = None,
         limit: int | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> float:
         """Greedy accuracy in [0, 1] on the first `limit` held-out problems (all by default)."""
         from trl_variants.tasks.evaluation import greedy_completions
@@ -86,6 +87,7 @@ class Task:
             prompts,
             max_new_tokens=max_new_tokens or self.max_new_tokens,
             batch_size=batch_size,
+            chat_template_kwargs=chat_template_kwargs,
         )
         scores = self.reward_funcs[0](prompts=prompts, completions=completions, **columns)
         return sum(score is not None and score >= 1.0 for score in scores) / len(scores)

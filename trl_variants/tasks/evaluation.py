@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..rewards.text import completion_text as completion_text
 
@@ -19,18 +20,18 @@ def greedy_completions(
     *,
     max_new_tokens: int,
     batch_size: int = 64,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Greedy continuation of each prompt, in order, without special tokens.
 
-    Messages go through the tokenizer's chat template. The model's train/eval mode and the tokenizer's padding
-    side are restored.
+    Messages go through the tokenizer's chat template, with `chat_template_kwargs` (`enable_thinking`, ...). The
+    model's train/eval mode and the tokenizer's padding side are restored.
     """
     import torch
 
     chats = not isinstance(prompts[0], str)
-    texts = [
-        tokenizer.apply_chat_template(p, tokenize=False, add_generation_prompt=True) if chats else p for p in prompts
-    ]
+    how = {"tokenize": False, "add_generation_prompt": True, **(chat_template_kwargs or {})}
+    texts = [tokenizer.apply_chat_template(p, **how) if chats else p for p in prompts]
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     out = [""] * len(texts)
     training, side = model.training, tokenizer.padding_side

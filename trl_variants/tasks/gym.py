@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trl_variants.rewards.text import completion_text, last_number
 from trl_variants.tasks.base import RewardFunc, Task, register_task
-from trl_variants.tasks.evaluation import completion_text
 from trl_variants.tasks.smollm2 import smollm2_path
 
 if TYPE_CHECKING:
@@ -22,17 +22,6 @@ ANSWER_ONLY = "Answer with only the final answer."
 # item i of a generator draws from seed + i: neighbouring seeds give the same items
 EVAL_SEED_OFFSET = 1_000_000_007
 TRIES_PER_ITEM = 4
-
-_NUMBER = re.compile(r"(?:(?<![\w.)])-)?\d[\d,]*(?:\.\d+)?")
-
-
-def last_number(text: str) -> str | None:
-    """Last number in `text`, without thousands separators; None if there is none.
-
-    A minus right after a digit, a letter or a closing bracket is an operator.
-    """
-    found = _NUMBER.findall(text)
-    return found[-1].replace(",", "") if found else None
 
 
 def is_number(answer: str) -> bool:

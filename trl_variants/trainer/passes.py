@@ -18,6 +18,7 @@ from .forward import Abilities
 from .head import Head
 from .layout import Layout
 from .missing import missing_model
+from .quantized import keep_4bit_trainable_on_cpu
 from .statistics import scored_rows
 
 
@@ -153,16 +154,3 @@ class ModelPasses:
         """What the model can on every process."""
         table = self.gather_rows(torch.tensor([[mine.trim, mine.pack, mine.share]], device=self.accelerator.device), 0)
         return Abilities(*table.bool().all(0).tolist())
-
-
-def keep_4bit_trainable_on_cpu(model: nn.Module) -> int:
-    """Stops bitsandbytes from repacking NF4 weights in evaluation on a CPU, after which they have no gradient.
-
-    Returns the number of layers it changed.
-    """
-    changed = 0
-    for module in model.modules():
-        if getattr(module, "support_avx512bf16_for_cpu", False):
-            setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010
-            changed += 1
-    return changed

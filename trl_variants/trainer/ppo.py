@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import DataCollatorWithPadding
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
+from ..adapters import is_adapter
 from ..errors import VariantError
 from ..hooks.metrics import Mean
 from ..hooks.regularizers import kl_estimate
@@ -83,7 +84,8 @@ class VariantPPOTrainer(VariantGRPOTrainer):
             args.refuse_replaced()
         funcs, classes = _rewards(reward_model, reward_funcs, reward_processing_classes, processing_class)
         given = {}
-        if value_model is None and peft_config is None and not is_peft_model(model) and _is_classifier(reward_model):
+        adapted = peft_config is not None or is_peft_model(model) or (isinstance(model, str) and is_adapter(model))
+        if value_model is None and not adapted and _is_classifier(reward_model):
             value_model = (
                 copy.deepcopy(reward_model) if getattr(args, "value_body", "auto") in ("auto", "model") else None
             )
@@ -91,7 +93,7 @@ class VariantPPOTrainer(VariantGRPOTrainer):
             given["value_model"] = value_model
         self.given_models = given
         self._reference = ref_model
-        in_memory = isinstance(model, nn.Module) and not is_peft_model(model) and peft_config is None
+        in_memory = isinstance(model, nn.Module) and not adapted
         self._policy_to_copy = model if in_memory and not args.sync_ref_model else None
         self._known_ids: dict[str, list[int]] = {}
         if processing_class is not None:

@@ -43,8 +43,9 @@ from ..errors import RewardError, VariantError
 from .forward import Forward
 from .guard import RewardGuard
 from .missing import missing_extra, missing_model
-from .passes import ModelPasses, keep_4bit_trainable_on_cpu
+from .passes import ModelPasses
 from .processes import Processes
+from .quantized import adapter_on_its_base, settle
 from .sampler import ResumableRepeatSampler
 from .timing import Stopwatch
 
@@ -149,7 +150,7 @@ class SeamTrainer(ModelPasses, Processes, GRPOTrainer):
         self._dropout: bool | None = None
         self.stopwatch = Stopwatch()
         try:
-            super().__init__(*args, **kwargs)
+            super().__init__(*args, **adapter_on_its_base(kwargs))
         except (OSError, ImportError) as error:
             given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
             explained = missing_extra(given) if isinstance(error, ImportError) else missing_model(given)
@@ -157,7 +158,7 @@ class SeamTrainer(ModelPasses, Processes, GRPOTrainer):
                 raise
             raise explained from error
         self.add_callback(_Restore(self))
-        keep_4bit_trainable_on_cpu(self.model)
+        settle(self.model, loss_scaling=self.args.fp16)
 
     # --- what the subclass fills in -----------------------------------------------------------------------------
 
@@ -543,10 +544,10 @@ class SeamTrainer(ModelPasses, Processes, GRPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         # PEFT loads adapters in fp32 whatever they were trained in
-        dtypes = {name: p.dtype for name, p in self.model.named_parameters() if p.requires_grad}
+        dtypes = {name: p.dtype for name, p in self.model.named_parameters()}
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         for name, parameter in self.model.named_parameters():
-            if name in dtypes and parameter.dtype != dtypes[name]:
+            if parameter.dtype != dtypes.get(name, parameter.dtype):
                 parameter.data = parameter.data.to(dtypes[name])
 
     def progress_counters(self) -> dict:
