@@ -162,7 +162,7 @@ def _classes() -> tuple[type, type]:
                 try:
                     return generate(given)
                 finally:
-                    generating = time.process_time() - began
+                    generating += time.process_time() - began
 
             began = time.process_time()
             output = super().scored_generation(batch, timed)
@@ -288,7 +288,9 @@ class _Stepper:
 
     def __init__(self, variant: Variant, settings: Settings, folder: str):
         passes = 2 * -(-(settings.cost_pairs + 1) // (2 * settings.batches))  # even: lopti takes its passes in pairs
-        self.trainer = trainer(variant, settings, 0, folder, num_iterations=passes, max_steps=1000)
+        # the planner would compare which rows a term keeps, a KL keeps them all, and not what its code costs
+        plan = {"plan_updates": False}
+        self.trainer = trainer(variant, settings, 0, folder, num_iterations=passes, max_steps=1000, **plan)
         self.updates = settings.batches * settings.passes  # of a generation, in a run
         self.rows = next(iter(self.trainer.get_train_dataloader()))
         self.model = self.trainer.model
@@ -312,7 +314,7 @@ class _Stepper:
 
 
 def cost(variant: Variant, settings: Settings) -> dict[str, float]:
-    """What the method's own code costs: its update beside `plain`'s, step by step in turn on the same rows.
+    """What the method's own code costs: its update beside `plain`'s, step by step in turn on the same rows, all of them.
 
     An update is forward, loss and backward, and its share of what rewards, selection and advantages take once a
     generation. Returns {"ratio", "low", "high"}: median and quartiles over pairs; for window scope "with_pass" too, the

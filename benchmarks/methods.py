@@ -53,9 +53,13 @@ def chosen(names: str | None, kinds: tuple[str, ...] = KINDS) -> list[str]:
 
 
 def alone(v: Variant) -> bool:
-    """Whether it trains from rewards and log-probs alone; teachers, traces and critics have benchmarks of their own."""
+    """Whether it trains from rewards, log-probs and the task's columns; teachers, traces and critics have benchmarks
+    of their own."""
     others = {"teacher_logps", "distribution", "values"} & v.needs
-    return not (others or v.teacher or v.learners or any(not h.draws_prompts for h in v.rollouts))
+    from trl_variants.trainer.scoring import wanted_columns, wanted_keys
+
+    known = wanted_columns(v) | wanted_keys(v) <= set(Settings().task().train_dataset.column_names)
+    return known and not (others or v.teacher or v.learners or any(not h.draws_prompts for h in v.rollouts))
 
 
 def jobs(names: list[str], seeds: int, with_cost: bool) -> Iterator[Job]:
