@@ -16,6 +16,10 @@ import torch
 
 torch.set_num_threads(1)
 
+from trl_variants.rewards.embeddings import MINILM, characters, encoder
+
+encoder(MINILM)(characters)  # the catalog's encoder is a download; a registered name wins over it
+
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet():
