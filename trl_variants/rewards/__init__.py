@@ -4,8 +4,11 @@ Each returns one float a completion, or None where it does not apply; completion
 settings are classes, so that they can be pickled: make an instance and pass that.
 """
 
+from .asking import LocalJudge, ServerJudge
+from .embeddings import encoder
 from .gui import ActionReward, GroundingReward, ThinkingLengthReward
 from .judge import YesNoReward
+from .judged import JudgePreferenceReward, JudgeScoreReward
 from .matching import AnswerMatchReward, EditSimilarityReward, accuracy_reward
 from .numbers import final_number_reward
 from .patches import PatchSimilarityReward
@@ -20,13 +23,18 @@ __all__ = [
     "DuringSteps",
     "EditSimilarityReward",
     "GroundingReward",
+    "JudgePreferenceReward",
+    "JudgeScoreReward",
     "LanguageConsistencyReward",
+    "LocalJudge",
     "PatchSimilarityReward",
     "ReflectionReward",
     "SelfVerificationReward",
+    "ServerJudge",
     "ThinkingLengthReward",
     "YesNoReward",
     "accuracy_reward",
     "final_number_reward",
+    "encoder",
     "think_answer_reward",
 ]
