@@ -12,6 +12,7 @@ from .judged import JudgePreferenceReward, JudgeScoreReward
 from .matching import AnswerMatchReward, EditSimilarityReward, accuracy_reward
 from .numbers import final_number_reward
 from .patches import PatchSimilarityReward
+from .process_model import ProcessRewardModel
 from .reasoning import LanguageConsistencyReward, ReflectionReward, think_answer_reward
 from .routing import DomainReward, DuringSteps
 from .verification import SelfVerificationReward
@@ -28,6 +29,7 @@ __all__ = [
     "LanguageConsistencyReward",
     "LocalJudge",
     "PatchSimilarityReward",
+    "ProcessRewardModel",
     "ReflectionReward",
     "SelfVerificationReward",
     "ServerJudge",
