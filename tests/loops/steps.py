@@ -7,7 +7,7 @@ from tests.loops import loop
 from trl_variants import variant
 
 COMPOSED = {
-    "step rewards, biased std": variant("dapo", advantage={"step_rewards": {"ddof": 0, "eps": 0.0, "per_step": True}}),
+    "step rewards, biased std": variant("dapo", advantage={"step_rewards": {"ddof": 0, "per_step": True}}),
 }
 
 

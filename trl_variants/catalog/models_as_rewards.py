@@ -10,6 +10,7 @@ from ..hooks.clip import PPOClip
 from ..hooks.ratio import TokenRatio
 from ..hooks.regularizers import KL
 from . import entry
+from .recipes import REWARD_ONLY
 
 PLAIN = dict(ratio=TokenRatio(), clip=PPOClip(0.2, 0.2), aggregate=SequenceMean())
 GRPO = PLAIN | dict(advantage=Grouped(), regularizers=(KL(coef=0.04, estimator="k3"),))
@@ -39,4 +40,53 @@ REWARD_SOURCES = entry(
     advantage=StepRewards(),
     regularizers=(KL(coef=0.04, estimator="k3"),),
     **PLAIN,
+)
+
+OP_GRPO = entry(
+    About(
+        id="op-grpo",
+        title="OP-GRPO: Overton pluralistic GRPO",
+        family="recipe",
+        paper="",
+        year=2026,
+        side="reward",
+        idea="One answer should list many viewpoints: it is paid for the reference perspectives it covers, each once, and for no repeats.",
+        kind="recipe",
+        deviations=(
+            "reward_funcs: PerspectiveCoverage(), PerspectiveUniqueness(), tag_layout, equal weights; the references in column perspectives",
+            "matching is one to one: the largest cosine left, again and again; many-to-one would reward repetition",
+            "an answer in the wrong layout is scored as a whole, so coverage is still paid beside the -0.2",
+            "only author code was seen, not the paper; their encoder is tuned on perspectives",
+            "not the off-policy GRPO for flow models of the same abbreviation",
+        ),
+        ours=("the three rewards are summed", "encoder all-MiniLM-L6-v2 for their tuned one", "the list of stop words"),
+        inert=REWARD_ONLY,
+    ),
+    **GRPO,
+)
+
+WS_GRPO = entry(
+    About(
+        id="ws-grpo",
+        title="WS-GRPO: weakly supervised GRPO",
+        family="recipe",
+        paper="2602.17025",
+        year=2026,
+        side="reward",
+        idea="A preference model fitted on right and wrong answers is asked, step by step, whether the longer prefix is the better one.",
+        kind="recipe",
+        deviations=(
+            "phase 1: fit_preference(questions, answers, correct) on answers of a first rollout pass; what it returns is frozen",
+            "phase 2: reward_funcs [outcome, PrefixPreferenceReward(preference)] with reward_weights [5, 1], lam2 and lam1",
+            "fitted on whole answers and asked about prefixes, as in the paper: expect a shift between the two",
+            "the later version's use of the model to stop or go on is not in this entry",
+        ),
+        ours=(
+            "which of 1 and 5 multiplies the outcome",
+            "steps are lines; the first is compared with no answer",
+            "encoder all-MiniLM-L6-v2, AdamW 1e-3, 200 passes; hidden 512 is the paper's",
+        ),
+        inert=REWARD_ONLY,
+    ),
+    **GRPO,
 )

@@ -12,6 +12,8 @@ from .judged import JudgePreferenceReward, JudgeScoreReward
 from .matching import AnswerMatchReward, EditSimilarityReward, accuracy_reward
 from .numbers import final_number_reward
 from .patches import PatchSimilarityReward
+from .perspectives import PerspectiveCoverage, PerspectiveUniqueness, tag_layout
+from .preference import Preference, PrefixPreferenceReward, fit_preference
 from .process_model import ProcessRewardModel
 from .reasoning import LanguageConsistencyReward, ReflectionReward, think_answer_reward
 from .routing import DomainReward, DuringSteps
@@ -29,6 +31,10 @@ __all__ = [
     "LanguageConsistencyReward",
     "LocalJudge",
     "PatchSimilarityReward",
+    "PerspectiveCoverage",
+    "PerspectiveUniqueness",
+    "Preference",
+    "PrefixPreferenceReward",
     "ProcessRewardModel",
     "ReflectionReward",
     "SelfVerificationReward",
@@ -38,5 +44,7 @@ __all__ = [
     "accuracy_reward",
     "final_number_reward",
     "encoder",
+    "fit_preference",
+    "tag_layout",
     "think_answer_reward",
 ]
