@@ -70,7 +70,9 @@ def _sentence_model(name: str, device: str | None) -> Encoder:
     hint = did_you_mean(name, _REGISTERED)
     try:
         from sentence_transformers import SentenceTransformer
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "sentence_transformers":  # it is there, and something it needs is not
+            raise VariantError(f"the sentence encoder {name!r} cannot be loaded: {error}") from error
         raise MissingExtra(f"the sentence encoder {name!r}{hint}", "embeddings") from None
     try:
         model = SentenceTransformer(name, device=device)
