@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from tests.trainer import toy
+from tests.trainer.forked import run_forked
+from tests.trainer.test_invariance import Rollout
 from trl_variants import Scored, VariantError
 from trl_variants.hooks.advantage_steps import StepRewards
 from trl_variants.rewards import ProcessRewardModel
@@ -148,3 +150,22 @@ def test_it_trains_with_process_supervision_beside_an_outcome_reward():
     assert len(run.gradients) == 2 and all(torch.isfinite(g).all() and g.norm() > 0 for g in run.gradients)
     plain = toy.train(variant="grpo", rewards=[toy.digits, prm(Model())], max_steps=1, num_iterations=1)
     assert toy.apart(run.gradients[0], plain.gradients[0]) > 1e-3
+
+
+def test_groups_of_steps_may_straddle_processes():
+    def gradients(rows: int) -> list[torch.Tensor]:
+        shape = dict(gradient_accumulation_steps=1, steps_per_generation=1, num_iterations=1, num_generations=8)
+        out = toy.train(
+            variant="grpo-ps",
+            rewards=[prm(Model())],
+            dtype=torch.float64,
+            per_device_train_batch_size=rows,
+            trainer_arguments={"rollout_func": Rollout()},
+            max_steps=2,
+            **shape,
+        )
+        return out.gradients
+
+    for rank in run_forked(lambda rank: gradients(4), ranks=2):
+        for mine, whole in zip(rank, gradients(8), strict=True):
+            assert toy.apart(mine, whole) < 1e-6

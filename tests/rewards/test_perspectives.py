@@ -5,7 +5,7 @@ import torch
 
 from tests.trainer import toy
 from trl_variants import VariantError
-from trl_variants.rewards import PerspectiveCoverage, PerspectiveUniqueness, tag_layout
+from trl_variants.rewards import PerspectiveCoverage, PerspectiveUniqueness, tag_layout_reward
 from trl_variants.rewards.perspectives import (
     coverage_score,
     matches,
@@ -57,7 +57,7 @@ def test_words_of_the_prompt_cover_nothing():
     ],
 )
 def test_layout(text, expected):
-    assert tag_layout(None, [text]) == [expected]
+    assert tag_layout_reward(None, [text]) == [expected]
 
 
 def known_words(texts):
@@ -86,6 +86,6 @@ def test_the_rewards_of_whole_answers():
 
 def test_it_trains_op_grpo():
     data = toy.dataset(perspectives=[[p] for p in toy.PROMPTS])
-    rewards = [PerspectiveCoverage("characters", threshold=0.2), PerspectiveUniqueness("characters"), tag_layout]
+    rewards = [PerspectiveCoverage("characters", threshold=0.2), PerspectiveUniqueness("characters"), tag_layout_reward]
     run = toy.train(variant="op-grpo", rewards=rewards, data=data, max_steps=2, num_iterations=1)
-    assert any(g.norm() > 0 for g in run.gradients) and run.logged("rewards/perspective_coverage/mean")
+    assert any(g.norm() > 0 for g in run.gradients) and run.logged("rewards/perspective_coverage_reward/mean")

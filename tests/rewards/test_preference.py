@@ -113,4 +113,4 @@ def test_fit_freeze_and_train(fitted):
         variant="ws-grpo", rewards=[toy.digits, f], reward_weights=[5.0, 1.0], max_steps=2, num_iterations=1
     )
     assert any(g.norm() > 0 for g in run.gradients)
-    assert all(0 < x < 1 for x in run.logged("rewards/prefix_preference/mean"))
+    assert all(0 < x < 1 for x in run.logged("rewards/prefix_preference_reward/mean"))

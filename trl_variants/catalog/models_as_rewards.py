@@ -53,7 +53,7 @@ OP_GRPO = entry(
         idea="One answer should list many viewpoints: it is paid for the reference perspectives it covers, each once, and for no repeats.",
         kind="recipe",
         deviations=(
-            "reward_funcs: PerspectiveCoverage(), PerspectiveUniqueness(), tag_layout, equal weights; the references in column perspectives",
+            "reward_funcs: PerspectiveCoverage(), PerspectiveUniqueness(), tag_layout_reward, equal weights; the references in column perspectives",
             "matching is one to one: the largest cosine left, again and again; many-to-one would reward repetition",
             "an answer in the wrong layout is scored as a whole, so coverage is still paid beside the -0.2",
             "only author code was seen, not the paper; their encoder is tuned on perspectives",

@@ -12,7 +12,7 @@ from .judged import JudgePreferenceReward, JudgeScoreReward
 from .matching import AnswerMatchReward, EditSimilarityReward, accuracy_reward
 from .numbers import final_number_reward
 from .patches import PatchSimilarityReward
-from .perspectives import PerspectiveCoverage, PerspectiveUniqueness, tag_layout
+from .perspectives import PerspectiveCoverage, PerspectiveUniqueness, tag_layout_reward
 from .preference import Preference, PrefixPreferenceReward, fit_preference
 from .process_model import ProcessRewardModel
 from .reasoning import LanguageConsistencyReward, ReflectionReward, think_answer_reward
@@ -45,6 +45,6 @@ __all__ = [
     "final_number_reward",
     "encoder",
     "fit_preference",
-    "tag_layout",
+    "tag_layout_reward",
     "think_answer_reward",
 ]

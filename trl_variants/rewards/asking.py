@@ -6,66 +6,44 @@ tells repeated asks of one question apart in the cache.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import sqlite3
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
+from ..answers import AnswerFile
 from ..errors import VariantError
 from ..http_json import JsonClient
+from .base import as_message
 
 Ask = Callable[..., list[Any]]
 
 
 class ReplyCache:
-    """Replies by who was asked and what, in one sqlite file; in memory without a path."""
+    """Replies by who was asked and what: in memory, and in a file where one is named."""
 
     def __init__(self, path: str | None, who: Any):
         self.who = json.dumps(who, sort_keys=True)
         self.memory: dict[str, str] = {}
-        self.file = None if path is None else os.path.abspath(os.path.expanduser(path))
-        if self.file is not None:
-            try:
-                os.makedirs(os.path.dirname(self.file), exist_ok=True)
-                with self._open() as file:
-                    file.execute("CREATE TABLE IF NOT EXISTS replies (name TEXT PRIMARY KEY, reply TEXT NOT NULL)")
-            except (OSError, sqlite3.Error) as error:
-                raise VariantError(f"the judge's cache {self.file} cannot be used ({error}): name another") from error
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        connection = sqlite3.connect(str(self.file), timeout=120)  # other processes write too
-        try:
-            with connection:
-                yield connection
-        finally:
-            connection.close()
+        self.file = None if path is None else AnswerFile(path, "the judge's")
 
     def name(self, question: str, salt: str) -> str:
         return hashlib.sha256(json.dumps([self.who, question, salt]).encode()).hexdigest()
 
-    def read(self, names: Sequence[str]) -> dict[str, str]:
-        found = {n: self.memory[n] for n in names if n in self.memory}
-        if self.file is not None:
-            with self._open() as file:
-                for n in set(names) - set(found):
-                    if row := file.execute("SELECT reply FROM replies WHERE name = ?", (n,)).fetchone():
-                        found[n] = row[0]
-        return found
+    def read(self, names: Iterable[str]) -> dict[str, str]:
+        wanted = set(names)
+        if self.file is not None and (rest := wanted - self.memory.keys()):
+            self.memory |= {n: blob.decode() for n, blob in self.file.read(rest).items()}
+        return {n: self.memory[n] for n in wanted & self.memory.keys()}
 
     def write(self, replies: dict[str, str]) -> None:
-        if self.file is None:
-            self.memory.update(replies)
-            return
-        with self._open() as file:
-            file.executemany("INSERT OR IGNORE INTO replies VALUES (?, ?)", list(replies.items()))
+        self.memory |= replies
+        if self.file is not None:
+            self.file.write({n: text.encode() for n, text in replies.items()})
 
 
 class Asking:
@@ -172,8 +150,9 @@ class LocalJudge(Asking):
     @torch.no_grad()
     def answer(self, questions: list[str]) -> list[str | None]:
         out: list[str | None] = []
+        special = getattr(self.tokenizer, "chat_template", None) is None  # a template has written its own
         for i in range(0, len(questions), self.batch_size):
-            texts, special = self._prompts(questions[i : i + self.batch_size])
+            texts = [as_message(self.tokenizer, q) for q in questions[i : i + self.batch_size]]
             inputs = self.tokenizer(
                 texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=special
             ).to(self.model.device)
@@ -186,14 +165,3 @@ class LocalJudge(Asking):
             new = said[:, inputs["input_ids"].shape[1] :]
             out += self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return out
-
-    def _prompts(self, questions: list[str]) -> tuple[list[str], bool]:
-        if getattr(self.tokenizer, "chat_template", None) is None:
-            return questions, True
-        shown = [
-            self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True
-            )
-            for q in questions
-        ]
-        return shown, False  # a template has written its own special tokens

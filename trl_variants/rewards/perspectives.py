@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import VariantError
-from .base import Reward, column, texts
+from .base import Reward, column, prompt_texts, texts
 from .embeddings import MINILM, Encoder, embed, load_encoder
-from .judge import _prompts
 
 MATCH, UNIQUE, PENALTY = 0.70, 0.78, -0.2
 MASK = "[MASK]"
@@ -87,7 +86,9 @@ class _Embedded(Reward):
         super().__init__(name)
         if not -1 <= threshold <= 1:
             raise VariantError(f"{name}: the threshold is a cosine, got {threshold}")
-        self.encoder, self.threshold = load_encoder(encoder) if isinstance(encoder, str) else encoder, threshold
+        self.encoder, self.threshold = encoder, threshold
+        if isinstance(encoder, str):
+            load_encoder(encoder)  # a missing one is named before anything is generated
 
     def _encoded(self, lists: Sequence[list[str]]) -> list[Tensor]:
         return list(embed(self.encoder, [t for ts in lists for t in ts]).split([len(ts) for ts in lists]))
@@ -101,7 +102,7 @@ class PerspectiveCoverage(_Embedded):
     """
 
     def __init__(self, encoder: str | Encoder = MINILM, column: str = "perspectives", threshold: float = MATCH):
-        super().__init__("perspective_coverage", encoder, threshold)
+        super().__init__("perspective_coverage_reward", encoder, threshold)
         self.column = column
 
     def __call__(
@@ -111,7 +112,7 @@ class PerspectiveCoverage(_Embedded):
         wanted = [perspectives(core_of(g)) if isinstance(g, str) else [str(x) for x in g or ()] for g in given]
         own = [
             [without_prompt_words(t, p) for t in perspectives(core_of(text))]
-            for text, p in zip(texts(completions), _prompts(prompts), strict=True)
+            for text, p in zip(texts(completions), prompt_texts(prompts), strict=True)
         ]
         encoded = self._encoded([*wanted, *own])
         pairs = zip(encoded[: len(wanted)], encoded[len(wanted) :], strict=True)
@@ -127,7 +128,7 @@ class PerspectiveUniqueness(_Embedded):
     """0 to 1: how few perspectives of the answer nearly repeat an earlier one. OP-GRPO (2026)."""
 
     def __init__(self, encoder: str | Encoder = MINILM, threshold: float = UNIQUE):
-        super().__init__("perspective_uniqueness", encoder, threshold)
+        super().__init__("perspective_uniqueness_reward", encoder, threshold)
 
     def __call__(
         self, prompts: Any, completions: list[Any], completion_ids: Any = None, **columns: Any
@@ -136,7 +137,7 @@ class PerspectiveUniqueness(_Embedded):
         return [uniqueness_score(unique_share(z @ z.T, self.threshold)) for z in encoded]
 
 
-def tag_layout(prompts: Any, completions: list[Any], completion_ids: Any = None, **columns: Any) -> list[float]:
+def tag_layout_reward(prompts: Any, completions: list[Any], completion_ids: Any = None, **columns: Any) -> list[float]:
     """-0.2 unless the whole answer is <core perspectives>..</core perspectives><summary>..</summary>, neither part
     empty; else 0. OP-GRPO (2026)."""
     found = [_LAYOUT.fullmatch(t) for t in texts(completions)]

@@ -17,9 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import VariantError
-from .base import Reward, texts
+from .base import Reward, prompt_texts, texts
 from .embeddings import MINILM, Encoder, embed, load_encoder
-from .judge import _prompts
 
 FORMAT = "trl_variants preference 1"
 
@@ -166,13 +165,13 @@ class PrefixPreferenceReward(Reward):
     """
 
     def __init__(self, preference: Preference | str | Path, split: Callable[[str], list[str]] = steps_of):
-        super().__init__("prefix_preference")
+        super().__init__("prefix_preference_reward")
         self.preference = preference if isinstance(preference, Preference) else Preference.load(preference)
         self.split = split
 
     def __call__(self, prompts: Any, completions: list[Any], completion_ids: Any = None, **columns: Any) -> list[float]:
         paths = [prefixes_of(t, self.split) for t in texts(completions)]
-        asked = [q for q, path in zip(_prompts(prompts), paths, strict=True) for _ in path]
+        asked = [q for q, path in zip(prompt_texts(prompts), paths, strict=True) for _ in path]
         heights = self.preference.heights(asked, [p for path in paths for p in path])
         parts = heights.split([len(path) for path in paths])
         return [float(torch.sigmoid(h[1:] - h[:-1]).mean()) if len(h) > 1 else 0.0 for h in parts]

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import VariantError
-from .base import Reward
-from .judge import _prompts
+from .base import Reward, prompt_texts
 
 
 def step_ends(text: str, separator: str) -> list[tuple[str, int]]:
@@ -73,7 +72,7 @@ class ProcessRewardModel(Reward):
             raise VariantError("process_reward needs the completions' token ids: it rewards tokens")
         texts = [self.policy_tokenizer.decode(list(ids), skip_special_tokens=True) for ids in completion_ids]
         steps = [step_ends(text, self.separator) for text in texts]
-        asked = [self._input(p, [s for s, _ in row]) for p, row in zip(_prompts(prompts), steps, strict=True)]
+        asked = [self._input(p, [s for s, _ in row]) for p, row in zip(prompt_texts(prompts), steps, strict=True)]
         values: list[list[float | None]] = []
         for i in range(0, len(asked), self.batch_size):
             values += self._values(asked[i : i + self.batch_size])
