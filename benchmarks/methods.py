@@ -53,9 +53,9 @@ def chosen(names: str | None, kinds: tuple[str, ...] = KINDS) -> list[str]:
 
 
 def alone(v: Variant) -> bool:
-    """Whether it trains from rewards, log-probs and the task's columns; teachers, traces and critics have benchmarks
-    of their own."""
-    others = {"teacher_logps", "distribution", "values"} & v.needs
+    """Whether it trains from rewards, log-probs and the task's columns. Teachers, traces and critics have benchmarks of
+    their own; a sentence encoder has nothing to read in sums."""
+    others = {"teacher_logps", "distribution", "values", "embeddings"} & v.needs
     from trl_variants.trainer.scoring import wanted_columns, wanted_keys
 
     known = wanted_columns(v) | wanted_keys(v) <= set(Settings().task().train_dataset.column_names)

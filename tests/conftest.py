@@ -23,3 +23,11 @@ def quiet():
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def offline_encoder():
+    """The catalog's sentence encoder is a download: a registered function of its name takes its place."""
+    from trl_variants.rewards.embeddings import MINILM, characters, encoder
+
+    encoder(MINILM)(characters)

@@ -58,7 +58,7 @@ def test_constraints_are_the_versions_that_run_here():
 
 
 def test_every_extra_of_the_readme_exists():
-    assert set(EXTRAS) == {"quantization", "vllm", "math", "tasks", "eval", "plots", "demo", "dev"}
+    assert set(EXTRAS) == {"quantization", "vllm", "math", "tasks", "eval", "plots", "embeddings", "demo", "dev"}
 
 
 def test_package_data_is_not_ignored():

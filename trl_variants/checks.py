@@ -10,6 +10,7 @@ from typing import Any
 from .composition import Variant
 from .hooks.base import hook_class, hook_names
 from .parity import SETTINGS
+from .rewards.embeddings import available
 
 _READERS = {  # what learners give -> the hook that reads it
     "values": "advantage: gae",
@@ -214,6 +215,11 @@ def _run(v: Variant, config: Any, rollout_func: Any) -> list[Finding]:
                 "teacher: {model: {path: NAME_OR_FOLDER}}, or base, ema, privileged, ...",
             )
         )
+    for name in sorted({name for _, h in v.hooks() for name in h.encoders}):
+        if not available(name):
+            message = f"{v.name} reads the sentence encoder {name!r}, and sentence-transformers is not installed"
+            hint = 'pip install "trl_variants[embeddings]", or encoder: characters (likeness of spelling, no model)'
+            found.append(Finding("error", message, hint))
     bound = getattr(v.clip, "inner", v.clip).hook_name
     window = config.gradient_accumulation_steps
     cycle = (config.steps_per_generation or window) * config.num_iterations

@@ -16,6 +16,7 @@ _COST = {
     "sum_sq_probs": "one more forward without gradient per generation",
     "distribution": "full distributions, in chunks",
     "extra_rollouts": "more rollouts",
+    "embeddings": "each completion through a sentence encoder once",
 }
 
 

@@ -128,8 +128,18 @@ def advantages(
     return advantage.squeeze(1) if per_row else advantage
 
 
+def attachments(variant: Variant, scored: Scored) -> dict[str, Tensor]:
+    """(N, ...) tensors that hooks of the loss want of the whole generation: what their `attachments(scored)` returns.
+    They find them in `TokenBatch.extra`."""
+    found: dict[str, Tensor] = {}
+    for _, h in variant.hooks():
+        if hasattr(h, "attachments"):
+            found |= at(h, scored.progress).attachments(scored)
+    return found
+
+
 def with_advantages(variant: Variant, batch: TokenBatch, states: States | None = None) -> TokenBatch:
-    """Fills in the advantages of a batch made by `TokenBatch.from_tensors` from its rewards.
+    """Fills in the advantages of a batch made by `TokenBatch.from_tensors` from its rewards, and what hooks attach.
 
     Raises:
         VariantError: neither advantages nor rewards were given.
@@ -141,7 +151,7 @@ def with_advantages(variant: Variant, batch: TokenBatch, states: States | None =
     scored = score(variant, batch.scored, states)
     mask = batch.mask * column(scored.keep).to(batch.mask)
     batch = replace(batch.with_mask(mask), advantage=column(advantages(variant, scored, states)))
-    return replace(batch, reward=scored.reward)
+    return replace(batch, reward=scored.reward, extra={**batch.extra, **attachments(variant, scored)})
 
 
 def evaluate(variant: Variant, batch: TokenBatch, states: States | None = None, rngs: Generators | None = None) -> Loss:

@@ -83,6 +83,7 @@ class Scored:
     bootstrap: Tensor | None = None  # (N,) value of the state after the last token, where a critic gives it
     texts: Mapping[str, list] = field(default_factory=dict)
     columns: Mapping[str, list] = field(default_factory=dict)  # raw data set columns that a hook named in `columns`
+    embeddings: Mapping[str, Tensor] = field(default_factory=dict)  # (N, d) unit rows of the completions, by encoder
     run: Run = Run()
     progress: float = 0.0
     step: int = 0
@@ -135,6 +136,14 @@ class Scored:
         """(N, T) bool, trained tokens for which the teacher gave a log-prob."""
         mask = self.need("mask") > 0
         return mask if self.tokens.get("teacher_mask") is None else mask & (self.tokens["teacher_mask"] > 0)
+
+    def embedding(self, encoder: str) -> Tensor:
+        """(N, d) unit rows: the completions as that encoder sees them. Computed here where no trainer did."""
+        if encoder not in self.embeddings:
+            from .rewards.embeddings import embed
+
+            return embed(encoder, self.fact("texts")["completions"]).to(self.reward)
+        return self.embeddings[encoder].to(self.reward)
 
     def column(self, name: str) -> list:
         """A raw data set column, one value a row; raises VariantError when the data set has none of that name."""
@@ -206,7 +215,7 @@ class TokenBatch:
     generation_tokens: Tensor | None = None  # (B,) tokens of the row's generation batch, scaled to one window
     micro_tokens: Tensor | None = None  # (B,) tokens of the row's micro-batch
     whole: bool = True  # whether this batch is the whole window of all processes
-    extra: Mapping[str, Tensor] = field(default_factory=dict)  # what a hook attached when rewards were read
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # what a hook's or learner's `attachments` gave
     run: Run = Run()
     step: int = 0
     rollout_step: int = 0

@@ -452,7 +452,8 @@ TOLERATED = {
     "rollout_logps",
     "tokens",
     "extra_rollouts",
-}  # on-policy, nothing to correct, the mask always exists, and rows come sampled
+    "embeddings",
+}  # on-policy, nothing to correct, the mask always exists, rows come sampled, and texts can be encoded on the spot
 
 
 @every

@@ -7,6 +7,7 @@ import re
 
 from tests.loops import loop
 from trl_variants import Schedule, variant
+from trl_variants.rewards.embeddings import characters
 from trl_variants.schedule import at
 
 COMPOSED = {
@@ -192,6 +193,20 @@ def similarity(a, b):
     return math.exp(log) * (math.exp(1 - len(b) / len(a)) if len(a) < len(b) else 1.0)
 
 
+def cosine(a, b):
+    if a == b:
+        return 1.0
+    x, y = (characters([t])[0].tolist() for t in (a, b))
+    norms = math.sqrt(sum(v * v for v in x)) * math.sqrt(sum(v * v for v in y))
+    return sum(v * w for v, w in zip(x, y, strict=True)) / norms if norms else 0.0
+
+
+def far(batch, i, others):
+    """Mean over the others of half the cosine distance."""
+    here = [(1 - cosine(text(batch, i), text(batch, j))) / 2 for j in others]
+    return sum(here) / len(here) if here else 0.0
+
+
 @loop("rewards", "diversity_bonus")
 @rows
 def diversity_bonus(h, batch, reward, i):
@@ -201,6 +216,10 @@ def diversity_bonus(h, batch, reward, i):
     own = set(re.findall(r"\$(.*?)\$", text(batch, i)))
     shared = {f for j in others for f in re.findall(r"\$(.*?)\$", text(batch, j))}
     equation = len(own - shared) / len(own) if own else 0.0
+    if h.measure.startswith("semantic"):
+        semantic = far(batch, i, others)
+        d = semantic if h.measure == "semantic" else (semantic + equation) / 2
+        return reward[i] + h.weight * min(max(d, 0.0), h.sigma)
     words = lambda j: text(batch, j)[:1000].split()  # noqa: E731
     apart = [1 - (similarity(words(i), words(j)) + similarity(words(j), words(i))) / 2 for j in others]
     textual = sum(apart) / len(apart) if apart else 0.0

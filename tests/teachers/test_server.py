@@ -12,7 +12,7 @@ from tests.teachers.asked import ROWS, by_hand, keep_generations, question, teac
 from tests.teachers.stub import Stub
 from tests.trainer import toy
 from tests.trainer.forked import run_forked
-from trl_variants import VariantError
+from trl_variants import VariantError, http_json
 from trl_variants.divergence import Divergence, divergence, divergence_topk
 from trl_variants.teachers import server as module
 from trl_variants.teachers.server import read_prompt_logprobs
@@ -22,7 +22,7 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(module, "LONGEST_WAIT", 0.02)
+    monkeypatch.setattr(http_json, "LONGEST_WAIT", 0.02)
 
 
 def stub(**changes) -> Stub:

@@ -61,6 +61,7 @@ CASES = {
     "both-states": dict(variant="gspo", hooks={**STATEFUL, **ADAPTIVE}, logging_steps=2),
     "window-scope": dict(variant="dapo", hooks={"weight": [{"entropy_quantile": {"keep": 0.5}}], **ADAPTIVE}),
     "reference": dict(variant="reinforce-pp-baseline"),
+    "attachments": dict(variant="dsdr", hooks={"regularizers": [{"distinct_entropy": {"coef": 0.1}}]}),
     "reference-in-reward": dict(variant="rloo", hooks=ADAPTIVE),
     "lora": dict(variant="cispo", peft=LORA, hooks=ADAPTIVE),
     "straddling": dict(variant="gmpo", gradient_accumulation_steps=3, hooks=STATEFUL),

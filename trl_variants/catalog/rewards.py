@@ -185,6 +185,7 @@ DIVER = entry(
             "the mix of formulas and texts with its cap 0.42; formulas alone are measure: equation with sigma: 0.68",
             "weight 0.001 is the code's default, its shipped script sets 1.0; the std of an all-right group makes either size order 1",
             "the authors' code also multiplies the equation form by group accuracy and pays the textual form only in all-right groups",
+            "measure: semantic compares sentence embeddings in place of BLEU: entry dsdr's distance, not this paper's",
         ),
         ours=(
             "the mix is the mean of both",

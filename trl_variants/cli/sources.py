@@ -92,7 +92,10 @@ def _dataset(recipe: Any, split: str) -> Any:
 
 
 def _reward(name: str) -> Any:
-    """Returns TRL's reward function of that name, or what a dotted import path leads to."""
+    """Returns TRL's reward function of that name, what a dotted import path leads to, or the name of a reward model (a
+    folder, or a Hub id with its slash), which TRL loads as a sequence classifier with one output."""
+    if "/" in name or os.path.isdir(name):
+        return name
     import trl.rewards
 
     own = {
@@ -107,7 +110,8 @@ def _reward(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     if not module:
         raise VariantError(
-            f"unknown reward function {name!r}{did_you_mean(name, own)}; write one of {', '.join(own)} or a dotted path"
+            f"unknown reward function {name!r}{did_you_mean(name, own)}; write one of {', '.join(own)}, a dotted path, "
+            "or a reward model's folder or Hub id"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -67,6 +67,7 @@ NEEDS = frozenset(
         "prompt_key",
         "truncated",
         "extra_rollouts",
+        "embeddings",
     }
 )
 
@@ -84,6 +85,7 @@ _DEFAULTS: dict[str, Any] = {
     "reads": frozenset(),  # a learner's numbers per row, found in `scored.keys`
     "whole_groups": False,  # compares rows of a group in the loss: the trainer never cuts a group between windows
     "divergences": (),  # the `Divergence`s read, beside "distribution" in needs
+    "encoders": (),  # names of the sentence encoders read, beside "texts" and "embeddings" in needs
     "teacher_rows": None,  # (scored) -> (N,) bool, the rows whose teacher log-probs it reads; None: every row
     "reports_logps": False,  # rollouts hooks: whether trajectories may come with their behaviour's log-probs
     "draws_prompts": False,  # rollouts hooks: keeps some groups and replaces the others by fresh prompts

@@ -11,6 +11,8 @@ rollouts   given(rows, services) -> [Given or None]   before generation, train o
                                               variant; the others run in every round. It takes its prompts from the
                                               data set itself, in the sampler's order, so that none is drawn twice a
                                               pass; prompts hooks see what was drawn
+any seam   attachments(scored) -> {name: (N, ...)}   optional, for hooks of the loss: values that need whole groups or
+                                              texts, once per generation; each row finds its own in batch.extra[name]
 learners   attach(trainer, path) -> worker    once, when the trainer is built; see trl_variants/learners/__init__.py
 """
 

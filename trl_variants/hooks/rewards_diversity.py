@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import VariantError
 from ..records import Scored
+from ..rewards.embeddings import MINILM, cosines
 from ..rewards.text import bleu, canonical, final_answer, formulas
 from .base import hook, param
 from .rewards_length import is_right
@@ -83,32 +84,47 @@ class AnswerFrequency:
 @hook("rewards", "diversity_bonus")
 @dataclass(frozen=True)
 class DiversityBonus:
-    """R + weight * clip(d, 0, sigma) for right answers, (N,). DIVER (2509.26209) 3.2, potential-based with gamma = 1.
+    """R + weight * clip(d, 0, sigma) for right answers, (N,). DIVER (2509.26209) 3.2, potential-based with gamma = 1;
+    DSDR (2602.19895), its global term.
 
     d: share of an answer's formulas that no other answer of its group has ("equation"), mean over the others of
-    1 - BLEU ("textual"), or the mean of both ("mix"). BLEU: 1- to 5-grams of the words in the first 1000 characters,
-    averaged over both directions.
+    1 - BLEU ("textual") or of (1 - cos)/2 of their embeddings by `encoder` ("semantic"); the mean of formulas and BLEU
+    ("mix") or of formulas and embeddings ("semantic_mix", DSDR). BLEU: 1- to 5-grams of the words in the first 1000
+    characters, averaged over both directions.
     """
 
     weight: float = param(0.001, low=0.0)
     sigma: float = param(0.68, low=0.0)
-    measure: str = param("equation", choices=("equation", "textual", "mix"))
+    measure: str = param("equation", choices=("equation", "textual", "mix", "semantic", "semantic_mix"))
+    encoder: str = MINILM  # read by the semantic measures alone
 
     math = "R + {weight} min(d_{measure}, {sigma}) [right]"
-    needs = frozenset({"texts"})
     combined = True
 
+    @property
+    def encoders(self) -> tuple[str, ...]:
+        """Sentence encoders this hook reads."""
+        return (self.encoder,) if self.measure.startswith("semantic") else ()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"texts", "embeddings"} if self.encoders else {"texts"})
+
     def __call__(self, scored: Scored) -> Tensor:
-        texts, found = scored.fact("texts")["completions"], [0.0] * len(scored.reward)
+        texts = scored.fact("texts")["completions"]
+        z = scored.embedding(self.encoder) if self.encoders else None
+        d = torch.zeros_like(scored.reward)
         for rows in groups_of(scored, scored.valid):
             here = [texts[i] for i in rows]
-            by_formula = [0.0] * len(rows) if self.measure == "textual" else formula_diversity(map(formulas, here))
-            by_text = [0.0] * len(rows) if self.measure == "equation" else text_diversity(bleu_matrix(here))
-            share = 0.5 if self.measure == "mix" else 1.0
-            for i, a, b in zip(rows, by_formula, by_text, strict=True):
-                found[i] = share * (a + b)
-        d = torch.tensor(found, dtype=scored.reward.dtype, device=scored.reward.device).clamp(0.0, self.sigma)
-        return scored.reward + self.weight * torch.where(is_right(scored), d, 0.0)
+            parts: list[Tensor] = []
+            if self.measure in ("equation", "mix", "semantic_mix"):
+                parts.append(torch.tensor(formula_diversity(map(formulas, here)), dtype=torch.float64))
+            if self.measure in ("textual", "mix"):
+                parts.append(torch.tensor(text_diversity(bleu_matrix(here)), dtype=torch.float64))
+            if z is not None:
+                parts.append(semantic_diversity(z[rows]))
+            d[rows] = torch.stack([p.to(d) for p in parts]).mean(0)
+        return scored.reward + self.weight * torch.where(is_right(scored), d.clamp(0.0, self.sigma), 0.0)
 
 
 def formula_diversity(sets: Iterable[frozenset[str]]) -> list[float]:
@@ -116,6 +132,12 @@ def formula_diversity(sets: Iterable[frozenset[str]]) -> list[float]:
     sets = list(sets)
     owners = Counter(f for s in sets for f in s)
     return [sum(owners[f] == 1 for f in s) / len(s) if s else 0.0 for s in sets]
+
+
+def semantic_diversity(z: Tensor) -> Tensor:
+    """(n,) mean over the other rows of (1 - cos)/2, of unit rows (n, d); a row alone has 0."""
+    apart = (1.0 - cosines(z)) / 2
+    return apart.sum(1) / max(len(z) - 1, 1)
 
 
 def bleu_matrix(texts: Sequence[str]) -> list[list[float]]:

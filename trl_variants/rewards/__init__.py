@@ -4,11 +4,17 @@ Each returns one float a completion, or None where it does not apply; completion
 settings are classes, so that they can be pickled: make an instance and pass that.
 """
 
+from .asking import LocalJudge, ServerJudge
+from .embeddings import encoder
 from .gui import ActionReward, GroundingReward, ThinkingLengthReward
 from .judge import YesNoReward
+from .judged import JudgePreferenceReward, JudgeScoreReward
 from .matching import AnswerMatchReward, EditSimilarityReward, accuracy_reward
 from .numbers import final_number_reward
 from .patches import PatchSimilarityReward
+from .perspectives import PerspectiveCoverage, PerspectiveUniqueness, tag_layout_reward
+from .preference import Preference, PrefixPreferenceReward, fit_preference
+from .process_model import ProcessRewardModel
 from .reasoning import LanguageConsistencyReward, ReflectionReward, think_answer_reward
 from .routing import DomainReward, DuringSteps
 from .verification import SelfVerificationReward
@@ -20,13 +26,25 @@ __all__ = [
     "DuringSteps",
     "EditSimilarityReward",
     "GroundingReward",
+    "JudgePreferenceReward",
+    "JudgeScoreReward",
     "LanguageConsistencyReward",
+    "LocalJudge",
     "PatchSimilarityReward",
+    "PerspectiveCoverage",
+    "PerspectiveUniqueness",
+    "Preference",
+    "PrefixPreferenceReward",
+    "ProcessRewardModel",
     "ReflectionReward",
     "SelfVerificationReward",
+    "ServerJudge",
     "ThinkingLengthReward",
     "YesNoReward",
     "accuracy_reward",
     "final_number_reward",
+    "encoder",
+    "fit_preference",
+    "tag_layout_reward",
     "think_answer_reward",
 ]

@@ -14,6 +14,20 @@ def texts(completions: Sequence[Any]) -> list[str]:
     return [completion_text(c) for c in completions]
 
 
+def prompt_texts(prompts: Any) -> list[str]:
+    """What was asked, as text: TRL passes strings, or messages of any role."""
+    every = [[{**m, "role": "assistant"} for m in p] if not isinstance(p, str) else p for p in prompts]
+    return texts(every)
+
+
+def as_message(tokenizer: Any, text: str) -> str:
+    """The text as a user's message in the tokenizer's chat template; as it is where there is none."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return text
+    message = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+
+
 def column(columns: Mapping[str, Any], *names: str) -> list[Any]:
     """The first of these data set columns that is there, one value a completion.
 

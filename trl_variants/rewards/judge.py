@@ -7,15 +7,9 @@ from typing import Any
 import torch
 
 from ..errors import VariantError
-from .base import Reward, texts
+from .base import Reward, as_message, prompt_texts, texts
 
 TEMPLATE = "{prompt}\n\nAnswer: {completion}\n\nIs this answer good? Reply with Yes or No only."
-
-
-def _prompts(prompts: Any) -> list[str]:
-    """What was asked, as text: TRL passes strings, or messages of any role."""
-    every = [[{**m, "role": "assistant"} for m in p] if not isinstance(p, str) else p for p in prompts]
-    return texts(every)
 
 
 class YesNoReward(Reward):
@@ -61,14 +55,11 @@ class YesNoReward(Reward):
     def _question(self, prompt: str, completion: str) -> str:
         # replaced, not formatted: answers may hold braces
         text = self.template.replace("{prompt}", prompt).replace("{completion}", completion)
-        if getattr(self.tokenizer, "chat_template", None) is None:
-            return text
-        message = [{"role": "user", "content": text}]
-        return self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        return as_message(self.tokenizer, text)
 
     @torch.no_grad()
     def __call__(self, prompts: Any, completions: list[Any], completion_ids: Any = None, **columns: Any) -> list[float]:
-        questions = [self._question(p, c) for p, c in zip(_prompts(prompts), texts(completions), strict=True)]
+        questions = [self._question(p, c) for p, c in zip(prompt_texts(prompts), texts(completions), strict=True)]
         out: list[float] = []
         for i in range(0, len(questions), self.batch_size):
             out += self._judge(questions[i : i + self.batch_size])

@@ -6,19 +6,15 @@ the prompt's tokens and the completion's tokens. Rows the policy sampled are nev
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import sqlite3
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from ..errors import VariantError
+from ..answers import AnswerFile
 from .base import Answer, Around, Question, Teacher
 
 if TYPE_CHECKING:
@@ -43,31 +39,14 @@ class Cached(Around):
         super().__init__(inner)
         self.trainer = trainer
         self.who = json.dumps([identity, trainer.temperature], sort_keys=True)
-        self.file = os.path.abspath(os.path.expanduser(path))
-        try:
-            os.makedirs(os.path.dirname(self.file), exist_ok=True)
-            with self._open() as file:
-                file.execute("CREATE TABLE IF NOT EXISTS answers (name TEXT PRIMARY KEY, answer BLOB NOT NULL)")
-        except (OSError, sqlite3.Error) as error:
-            raise VariantError(
-                f"the teacher's cache {self.file} cannot be used ({error}): name another file"
-            ) from error
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        connection = sqlite3.connect(self.file, timeout=120)  # other processes write too
-        try:
-            with connection:
-                yield connection
-        finally:
-            connection.close()
+        self.file = AnswerFile(path, "the teacher's")
 
     def answer(self, question: Question) -> Answer:
         traces = self._traces(question)
         if not traces:
             return self.inner.answer(question)
         names = {i: self._name(question, i) for i in traces}
-        known = self._read(set(names.values()))
+        known = {name: load(blob) for name, blob in self.file.read(set(names.values())).items()}
         missing = torch.tensor(
             [i for i in range(len(question.rows)) if names.get(i) not in known],
             device=question.index.device,
@@ -79,7 +58,8 @@ class Cached(Around):
             fresh = self.inner.answer(question.only(missing))
             for j, i in enumerate(missing.tolist()):
                 rows[i] = _row(fresh, j, int(question.batch["completion_mask"][i].sum()))
-            self._write({names[i]: rows[i] for i in missing.tolist() if i in names})
+            fresh_rows = {names[i]: rows[i] for i in missing.tolist() if i in names}
+            self.file.write({name: _packed(row) for name, row in fresh_rows.items()})
         return _answer(rows, width, question.batch["completion_ids"].device)
 
     def _traces(self, question: Question) -> list[int]:
@@ -107,19 +87,9 @@ class Cached(Around):
         ]
         return hashlib.sha256(f"{self.who}{json.dumps([ids, question.distribution])}".encode()).hexdigest()
 
-    def _read(self, names: set[str]) -> dict[str, dict[str, Tensor]]:
-        found = {}
-        with self._open() as file:
-            for name in names:
-                row = file.execute("SELECT answer FROM answers WHERE name = ?", (name,)).fetchone()
-                if row is not None:
-                    found[name] = load(row[0])
-        return found
 
-    def _write(self, answers: dict[str, dict[str, Tensor]]) -> None:
-        with self._open() as file:
-            blobs = [(name, save({k: v.contiguous() for k, v in row.items()})) for name, row in answers.items()]
-            file.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", blobs)
+def _packed(row: dict[str, Tensor]) -> bytes:
+    return save({k: v.contiguous() for k, v in row.items()})
 
 
 def _row(answer: Answer, j: int, length: int) -> dict[str, Tensor]:

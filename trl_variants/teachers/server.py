@@ -7,13 +7,9 @@ with the token itself and the K most likely ones. vLLM takes these from the raw 
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import threading
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -25,15 +21,13 @@ from torch import Tensor
 from ..divergence import Divergence
 from ..errors import VariantError
 from ..hooks.base import hook, param
+from ..http_json import JsonClient, Refused
 from .base import Answer, Question, Stateless, require_topk
 from .cache import cached
 from .compat import Fit, announce, compare, ends_of, same_tokens, tokenizer_at
 
 if TYPE_CHECKING:
     from ..trainer.grpo import VariantGRPOTrainer
-
-AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}  # HTTP states after which a later try may succeed
-LONGEST_WAIT = 30.0  # seconds between two tries
 
 
 @hook("teacher", "server")
@@ -197,33 +191,23 @@ def read_prompt_logprobs(
     return own, ids, logps
 
 
-class Client:
-    """JSON over HTTP with time-outs and tries; every failure is one VariantError that names the URL."""
+class Client(JsonClient):
+    """The server's routes that a teacher asks."""
 
     def __init__(self, spec: ServerTeacher):
+        super().__init__(
+            spec.url,
+            "teacher server",
+            "server",
+            timeout=spec.timeout,
+            retries=spec.retries,
+            api_key_env=spec.api_key_env,
+        )
         self.spec = spec
-        self.root = spec.url.rstrip("/").removesuffix("/v1")
-        self.headers = {"Content-Type": "application/json"}
-        if spec.api_key_env is not None:
-            key = os.environ.get(spec.api_key_env)
-            if not key:
-                raise VariantError(
-                    f"server.api_key_env names the environment variable {spec.api_key_env}, which is not set"
-                )
-            self.headers["Authorization"] = f"Bearer {key}"
 
     def model(self) -> tuple[str, str]:
         """The model to ask, and where the server has it from."""
-        listed = self.get("/v1/models").get("data") or []
-        names = [m["id"] for m in listed]
-        if not names:
-            raise VariantError(f"teacher server {self.spec.url} serves no model")
-        name = self.spec.model or names[0]
-        if name not in names:
-            raise VariantError(
-                f"teacher server {self.spec.url} has no model {name!r}: set server.model to one of {', '.join(names)}"
-            )
-        return name, str(listed[names.index(name)].get("root") or name)
+        return self.served(self.spec.model)
 
     def encode(self, model: str, text: str) -> list[int] | None:
         """The server's tokens of a text; None where it does not tell."""
@@ -233,60 +217,7 @@ class Client:
         except (Refused, KeyError):
             return None
 
-    def get(self, path: str) -> dict[str, Any]:
-        return self._tries(urllib.request.Request(self.root + path, headers=self.headers))
-
-    def post(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> dict[str, Any]:
-        data = json.dumps(body).encode()
-        return self._tries(urllib.request.Request(self.root + path, data=data, headers=self.headers), stop)
-
-    def _tries(self, request: urllib.request.Request, stop: threading.Event | None = None) -> dict[str, Any]:
-        stop = stop or threading.Event()
-        pause, last = 0.5, ""
-        for attempt in range(self.spec.retries + 1):
-            if attempt and stop.wait(pause):
-                break
-            pause = min(2 * pause, LONGEST_WAIT)
-            try:
-                with urllib.request.urlopen(request, timeout=self.spec.timeout) as reply:
-                    return json.loads(reply.read())
-            except urllib.error.HTTPError as error:
-                said = error.read().decode(errors="replace")
-                if error.code not in AGAIN:
-                    raise self._refused(error.code, said) from None
-                last = f"HTTP {error.code}"
-                pause = max(pause, _asked_pause(error.headers))
-            except (OSError, http.client.HTTPException, ValueError) as error:  # no connection, time-out, half a reply
-                last = str(getattr(error, "reason", "") or error) or type(error).__name__
-        raise VariantError(
-            f"teacher server {self.spec.url} does not answer ({last}; {self.spec.retries + 1} tries of "
-            f"{self.spec.timeout:g} s at most): start it, or set server.url, server.timeout or server.retries"
-        )
-
-    def _refused(self, code: int, said: str) -> VariantError:
-        hint = {401: ": set server.api_key_env", 403: ": set server.api_key_env"}.get(code, "")
+    def hint(self, code: int, said: str) -> str:
         if "logprobs" in said:
-            hint = ": start it with a larger --max-logprobs, or lower server.top_k"
-        return Refused(f"teacher server {self.spec.url} refuses the request (HTTP {code}: {_message(said)}){hint}")
-
-
-class Refused(VariantError):
-    """The server understood and said no: another try would not help."""
-
-
-def _message(said: str) -> str:
-    """The server's own words, from its JSON where it is JSON."""
-    try:
-        body = json.loads(said)
-        said = (body.get("error") or body)["message"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
-    return " ".join(said.split())[:300]
-
-
-def _asked_pause(headers: Any) -> float:
-    """Seconds of Retry-After, where it says so."""
-    try:
-        return min(float(headers.get("Retry-After") or 0.0), LONGEST_WAIT)
-    except (TypeError, ValueError):
-        return 0.0
+            return ": start it with a larger --max-logprobs, or lower server.top_k"
+        return super().hint(code, said)

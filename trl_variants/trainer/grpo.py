@@ -24,12 +24,13 @@ from ..errors import VariantError
 from ..hooks.base import to_spec
 from ..hooks.metrics import Mean, Metric
 from ..learners import Team
-from ..objective import Loss, advantages, coefficients, evaluate, score
+from ..objective import Loss, advantages, attachments, coefficients, evaluate, score
 from ..parity import sampler_correction
 from ..records import Run, TokenBatch, Window, column
 from ..schedule import at
 from .checkpoint import load_rank, load_shared, save_rank, save_shared
 from .config import VariantGRPOConfig, variant_of
+from .embedding import Embedding
 from .forward import Tally
 from .memory import HookMemory
 from .metrics import MetricBook
@@ -137,6 +138,7 @@ class VariantGRPOTrainer(SeamTrainer):
             iterations=args.num_iterations,
             vocabulary=getattr(self.model.config.get_text_config(), "vocab_size", 0),
         )
+        self.embedding = Embedding(self)
         self.teaching = Teaching(self)
         self.team = Team(self)
         self.learner_trains_policy = self.team.trains_policy
@@ -205,6 +207,7 @@ class VariantGRPOTrainer(SeamTrainer):
         output["reward"] = scored.reward[mine]
         output["correct"], output["truncated"] = scored.correct[mine], scored.truncated[mine]  # type: ignore[index]
         output["group"] = scored.group[mine] + self._generations * len(scored.group)
+        output.update({f"extra/{name}": x[mine] for name, x in attachments(self.variant, scored).items()})
         self._generations += 1
         self.teaching.forget(output)
         if training:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 def scoring_needs(variant: Variant) -> frozenset[str]:
-    """What rewards, select and advantage hooks, learners and the teacher need (the loss has needs of its own)."""
+    """What rewards, select and advantage hooks, learners, the teacher and hooks with `attachments` need (the loss has
+    needs of its own)."""
     seams = ("teacher", "rewards", "select", "advantage", "learners")
-    wanted = [h.needs for path, h in variant.hooks() if path.split(".")[0] in seams]
+    wanted = [h.needs for path, h in variant.hooks() if path.split(".")[0] in seams or hasattr(h, "attachments")]
     return frozenset().union(*wanted)
 
 
@@ -70,12 +71,11 @@ def build_scored(
         name: column_numbers(every(_column(rows, name))).to(device) for name in sorted(wanted_keys(trainer.variant))
     }
     columns = {name: every(_column(rows, name)) for name in sorted(wanted_columns(trainer.variant))}
-    texts = {}
+    texts, embeddings = {}, {}
     if "texts" in needs:
-        texts = {
-            "prompts": every([r.get("prompt") for r in rows]),
-            "completions": every(trainer._tokenizer.batch_decode(ids, skip_special_tokens=True)),
-        }
+        own = trainer._tokenizer.batch_decode(ids, skip_special_tokens=True)
+        texts = {"prompts": every([r.get("prompt") for r in rows]), "completions": every(own)}
+        embeddings = trainer.embedding.of(own)
     return Scored(
         rewards=matrix,
         weights=trainer.reward_weights.to(device),
@@ -88,6 +88,7 @@ def build_scored(
         prompt_key=every([prompt_key(r) for r in rows]) if "prompt_key" in needs else None,
         texts=texts,
         columns=columns,
+        embeddings=embeddings,
         run=trainer.run_facts,
         progress=trainer.progress,
         step=trainer.state.global_step,

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from .grpo import VariantGRPOTrainer
 
 
-def summed(values: list[Any], ids: list) -> tuple[list[Any], list[list[float]] | None]:
-    """(one number per completion, the values per token or None): rows given as lists count as their sum.
+def summed(values: list[Any], ids: list) -> tuple[list[Any], list[list[float | None]] | None]:
+    """(one number per completion, the values per token or None): rows given as lists count as their sum, None in them
+    (no step ends at that token) as 0; a row of nothing but None is None.
 
     Raises:
         VariantError: a row with another number of values than its completion has tokens.
@@ -31,18 +32,19 @@ def summed(values: list[Any], ids: list) -> tuple[list[Any], list[list[float]] |
             raise VariantError(
                 f"it returned a list for one completion and {row!r} for another: one value per token each"
             )
-        row = [float(x) for x in row]
+        row = [None if x is None else float(x) for x in row]
         if value is not None and len(row) != len(own):
             raise VariantError(f"it returned {len(row)} values for a completion of {len(own)} tokens")
         per_token.append(row)
-    return [None if v is None else sum(row) for v, row in zip(values, per_token, strict=True)], per_token
+    given = [[x for x in row if x is not None] for row in per_token]
+    return [None if v is None or not xs else sum(xs) for v, xs in zip(values, given, strict=True)], per_token
 
 
 def with_token_rewards(trainer: VariantGRPOTrainer, scored: Scored, output: dict) -> Scored:
-    """The record with `token_rewards`, (N, T), where a reward function gave one value per token.
+    """The record with `token_rewards` and `tokens["steps"]`, (N, T), where a reward function gave one value per token.
 
     A value on a token that is not the policy's moves to the policy's last token before it (its first, if there is
-    none); functions that give one number put it on the last token.
+    none); functions that give one number put it on the last token. Steps are 1 on tokens that got a value.
 
     Raises:
         VariantError: a rewards hook that edits the sum and would be ignored.
@@ -66,15 +68,21 @@ def with_token_rewards(trainer: VariantGRPOTrainer, scored: Scored, output: dict
             )
     local = output["completion_mask"].float()
     policy = local if output.get("tool_mask") is None else local * output["tool_mask"]
-    total = torch.zeros_like(local)
+    total, ends = torch.zeros_like(local), torch.zeros_like(local)
     for name, weight in zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True):
         for i, row in enumerate(given.get(name, ())):
-            total[i, : len(row)] += weight * torch.tensor(row, device=total.device)
+            total[i, : len(row)] += weight * torch.tensor([x or 0.0 for x in row], device=total.device)
+            ends[i, : len(row)] += torch.tensor([float(x is not None) for x in row], device=total.device)
     whole = trainer.gather_rows(_onto_policy(total, policy), 0.0)
+    steps = trainer.gather_rows(_onto_policy(ends, policy), 0.0)
     rest = [j for j, name in enumerate(trainer.reward_func_names) if name not in _names(trainer, given)]
     numbers = (scored.rewards[:, rest] * scored.weights[rest].to(scored.rewards)).nansum(1)
-    whole = whole + on_last_token(numbers, trainer.gather_rows(policy, 0.0))
-    return scored.with_(token_rewards=whole, spread=True)
+    everyone = trainer.gather_rows(policy, 0.0)
+    whole = whole + on_last_token(numbers, everyone)
+    if rest:
+        scorable = (~torch.isnan(scored.rewards[:, rest])).any(1)
+        steps = steps + on_last_token(scorable.to(steps), everyone)
+    return scored.with_(token_rewards=whole, spread=True, tokens={**scored.tokens, "steps": (steps > 0).to(steps)})
 
 
 def _onto_policy(x: Tensor, policy: Tensor) -> Tensor:
