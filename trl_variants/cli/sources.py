@@ -29,6 +29,7 @@ class Data:
     evaluate: Callable[[Any, Any], float] | None = None
     model_label: str | None = None
     teacher_path: Callable[[], str] | None = None  # the task's own teacher
+    problems: int | None = None  # how many `evaluate` counts
 
     def accuracy(self, model: Any, tokenizer: Any) -> float | None:
         """Returns held-out greedy accuracy, None where the data has no evaluation."""
@@ -62,6 +63,7 @@ def load_data(spec: RunSpec) -> Data:
             task.model_path,
             functools.partial(task.evaluate, chat_template_kwargs=spec.config.chat_template_kwargs),
             teacher_path=task.teacher_path,
+            problems=len(task.eval_dataset),
         )
     if not rewards:
         raise VariantError("dataset_name needs reward_funcs: names of TRL's or dotted import paths")
