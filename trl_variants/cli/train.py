@@ -85,6 +85,8 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
         **({} if data.evaluate is None else {"eval_problems": data.problems}),
     }
 
+    if spec.recipe.accuracy_every is not None:
+        trainer.add_callback(_accuracy_every(trainer, spec, data))
     before = data.accuracy(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
     if before is not None and main_process:
         console.print(f"accuracy before: {before:.3f}", highlight=False)
@@ -145,6 +147,15 @@ def _say_memory(spec: recipes.RunSpec, data: Any, console: Console) -> None:
         console.print(f"memory not estimated: {error}", highlight=False, soft_wrap=True)
         return
     console.print(str(estimate).splitlines()[0], highlight=False, soft_wrap=True)
+
+
+def _accuracy_every(trainer: Any, spec: recipes.RunSpec, data: Any) -> Any:
+    from ..evaluation import EvaluateEvery
+
+    if data.evaluate is None:
+        raise VariantError("accuracy_every needs a task with held-out problems (task: arithmetic)")
+    limit = min(spec.recipe.accuracy_problems, data.problems)
+    return EvaluateEvery(trainer, data.evaluate, spec.recipe.accuracy_every, limit)
 
 
 def _composition(spec: recipes.RunSpec, console: Console) -> Any:

@@ -60,7 +60,7 @@ def render(record: RunRecord, figures_at: str = "") -> str:
         "## Results",
         figures(record),
         _curves(record, figures_at),
-        *_method(record.composition),
+        *_method(record.composition, record.composition_text),
         "## How to load it",
         _loading(record),
         "## How to run it again",
@@ -101,11 +101,11 @@ def _curves(record: RunRecord, at: str) -> str:
     return "\n".join([*lines, "", f"Every logged line: [log.jsonl]({at}log.jsonl)."])
 
 
-def _method(v: Variant | None) -> list[str]:
+def _method(v: Variant | None, text: str) -> list[str]:
     from ..catalog import published
 
     if v is None:
-        return ["## Method", "The folder does not say what was composed (a hook of its own is not importable here)."]
+        return ["## Method", f"```text\n{text}\n```" if text else "The run folder does not say what was composed."]
     about = v.about
     lines = []
     if about:

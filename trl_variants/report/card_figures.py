@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..evaluation.callback import ACCURACY, PROBLEMS
 from ..evaluation.estimators import wilson
 from .curves import series
 from .record import RunRecord
-
-ACCURACY = "accuracy/greedy"  # what EvaluateEvery logs
 
 
 def figures(record: RunRecord) -> str:
@@ -30,7 +29,7 @@ def _accuracies(record: RunRecord) -> Iterator[str]:
         shown = [f"{value:.3f}{_interval(value, n)}" for value in (before, after)]
         yield f"| greedy accuracy | {shown[0]} | {shown[1]} | | {size} |"
     if during:
-        sizes = series(record.history, "accuracy/problems")[1]
+        sizes = series(record.history, PROBLEMS)[1]
         best = max(during)
         at = steps[during.index(best)]
         yield (

@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from ..composition import Variant, variant, with_hooks
+from ..composition import Variant, variant
 from ..errors import VariantError
 from .run_folder import plain, versions, write_text
 
@@ -40,6 +40,7 @@ class RunRecord:
     result: dict[str, Any]
     history: list[dict[str, Any]] = field(default_factory=list)
     composition: Variant | None = None
+    composition_text: str = ""  # what the run printed of it, where the value cannot be read back
 
     @classmethod
     def load(cls, folder: str | Path) -> RunRecord:
@@ -61,8 +62,10 @@ class RunRecord:
             raise VariantError(f"{newest} is no JSON file: {error}") from error
         log = folder / LOG
         lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-        name = folder.resolve().name
-        return cls(name, result, [json.loads(line) for line in lines], _composition_of(result))
+        if "adapter" not in result:
+            result["adapter"] = _adapter_in(folder)
+        history = [json.loads(line) for line in lines]
+        return cls(folder.resolve().name, result, history, _composition_in(folder, result), _text_in(folder))
 
     @classmethod
     def of(cls, trainer: Any) -> RunRecord:
@@ -80,17 +83,49 @@ class RunRecord:
         write_text(folder / RUN, json.dumps(plain(self.result), indent=2) + "\n")
 
 
-def _composition_of(result: Mapping[str, Any]) -> Variant | None:
+def add_evaluation(folder: str | Path, evaluation: Mapping[str, Any]) -> None:
+    """Adds an evaluation to a run folder's files; one of the same problems, done the same way, is replaced."""
+    for file in (Path(folder) / name for name in (RESULT, RUN)):
+        if file.is_file():
+            result = json.loads(file.read_text(encoding="utf-8"))
+            others = [e for e in result.get("evaluations") or [] if _how(e) != _how(evaluation)]
+            result["evaluations"] = [*others, plain(evaluation)]
+            write_text(file, json.dumps(result, indent=2) + "\n")
+
+
+def _how(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in evaluation.items() if k not in ("metrics", "seconds", "unscorable", "batch_size")}
+
+
+def _composition_in(folder: Path, result: Mapping[str, Any]) -> Variant | None:
+    """As the run wrote it, else as its last checkpoint did: a name alone may mean something else by now."""
     given = result.get("composition")
-    settings = result.get("settings") or {}
+    checkpoints = sorted(folder.glob("checkpoint-*/variant.json"), key=lambda file: file.stat().st_mtime_ns)
+    if given is None and checkpoints:
+        given = json.loads(checkpoints[-1].read_text(encoding="utf-8"))["composition"]
     try:
-        if given is not None:
-            return variant(given)
-        if settings.get("variant") is not None:
-            return with_hooks(variant(settings["variant"]), settings.get("hooks"))
+        return None if given is None else variant(given)
     except VariantError:  # a hook of the user's own that is not imported here
         return None
-    return None
+
+
+def _text_in(folder: Path) -> str:
+    file = folder / "composition.txt"
+    return file.read_text(encoding="utf-8").rstrip() if file.is_file() else ""
+
+
+def _adapter_in(folder: Path) -> dict[str, Any] | None:
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        return None
+    config = json.loads(file.read_text(encoding="utf-8"))
+    targets = config.get("target_modules")
+    return {
+        "kind": config.get("peft_type", "adapter"),
+        "r": config.get("r"),
+        "alpha": config.get("lora_alpha"),
+        "targets": sorted(targets) if isinstance(targets, list) else targets,
+    }
 
 
 def hub_id(name: str | None) -> str | None:
