@@ -18,6 +18,7 @@ COMMANDS = {
     "check": "what a recipe would run into, without loading a model",
     "merge": "the adapter of a run and its base as one 16-bit model: trl-variants merge runs/NAME",
     "eval": "accuracy, avg@k and pass@k of a model, with intervals: trl-variants eval runs/NAME --k 8",
+    "compare": "several recipes under one protocol: trl-variants compare a.yaml b.yaml --seeds 3",
     "card": "the model card of a run folder, rendered again: trl-variants card runs/NAME",
     "push": "a run folder to the Hub, private unless asked otherwise: trl-variants push runs/NAME",
 }

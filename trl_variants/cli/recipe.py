@@ -20,7 +20,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import VariantError, did_you_mean
-from ..report.run_folder import plain
 from .overrides import put, read_recipe, split_words, structured
 
 SECRETS = ("hub_token", "push_to_hub_token")  # read, never written to a run folder
@@ -102,6 +101,8 @@ def load(path: str | None, words: list[str]) -> RunSpec:
         raise VariantError("model and model_name_or_path name two different models; keep one")
     recipe.model = recipe.model or model.model_name_or_path
     _import(recipe.imports or [])
+    from ..report.run_folder import plain  # with transformers behind it
+
     for key in (word[2:].replace("-", "_") for word in flat if word.startswith("--")):
         of = next((group for group in (recipe, config, model) if hasattr(group, key)), None)
         if of is not None:

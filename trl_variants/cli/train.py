@@ -113,7 +113,7 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
     trainer.save_learners(spec.config.output_dir)
     if main_process:
         composition = chosen.describe() if chosen is not None else None
-        write_result(spec.config.output_dir, result, history=history, composition=composition)
+        write_result(spec.config.output_dir, result, history=history, composition=composition, picture=False)
         trainer.create_model_card()
         console.print(before_after_table(result))
         console.print(f"run folder: {spec.config.output_dir}", highlight=False, soft_wrap=True)

@@ -54,6 +54,7 @@ def write_result(
     history: History = (),
     composition: str | None = None,
     metric: str = "reward",
+    picture: bool = True,
 ) -> Path:
     """Writes a run's outcome into `folder` (made if missing) and returns the path of `result.json`.
 
@@ -64,6 +65,7 @@ def write_result(
         history: the trainer's log history, one dict per log; becomes `log.jsonl` and `curve.png`.
         composition: what `Variant.describe()` returned; becomes `composition.txt`.
         metric: which logged number the curve shows.
+        picture: whether to draw `curve.png`, which takes half a second; a model card draws it too.
 
     Raises:
         KeyError: where one of the five keys is missing.
@@ -75,14 +77,15 @@ def write_result(
     folder.mkdir(parents=True, exist_ok=True)
     if history:
         write_text(folder / "log.jsonl", "".join(json.dumps(plain(row)) + "\n" for row in history))
-        learning_curve_png(
-            history,
-            folder / "curve.png",
-            metric,
-            title=str(result["variant"] or "trl"),
-            before=result["accuracy_before"],
-            after=result["accuracy_after"],
-        )
+        if picture:
+            learning_curve_png(
+                history,
+                folder / "curve.png",
+                metric,
+                title=str(result["variant"] or "trl"),
+                before=result["accuracy_before"],
+                after=result["accuracy_after"],
+            )
     if composition is not None:
         write_text(folder / "composition.txt", composition.rstrip() + "\n")
     # last and at once: a folder with a result.json is a finished run
