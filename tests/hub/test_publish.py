@@ -188,3 +188,23 @@ def test_a_recipe_pushes_from_the_command_line_without_its_token(hub, tmp_path):
     assert "8 held-out problems" in card and "max_steps: 2" in card and "--hub_model_id me/run" in card
     assert head_of(card)["model-index"][0]["results"][0]["metrics"][0]["type"] == "accuracy"
     assert not [name for name, content in files.items() if b"hf_secret" in content]
+
+
+def test_two_processes_push_once_and_fail_together(hub, tmp_path):
+    from tests.trainer.forked import run_forked
+
+    def both(rank):
+        from huggingface_hub import constants
+
+        constants.HF_HUB_OFFLINE = True
+        with pytest.raises(VariantError, match="cannot make or reach the Hub repository") as caught:
+            toy.build(push_to_hub=True, hub_model_id="me/none", output_dir=str(tmp_path / "none"))
+        constants.HF_HUB_OFFLINE = False
+        trainer = pushed(hub, tmp_path, max_steps=1)
+        sent = trainer.push_to_hub()
+        return str(caught.value), trainer.hub_model_id, sent is not None, trainer.push_failures
+
+    first, second = run_forked(both, ranks=2)
+    assert first[0].startswith("process 0: ") and first[0] == second[0]
+    assert first[1:] == ("me/run", True, []) and second[1:] == ("me/run", False, [])
+    assert hub.repos["models/me/run"].commits == ["Training in progress, step 1", "End of training"]

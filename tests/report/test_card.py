@@ -75,6 +75,16 @@ def test_composition_objective_and_papers(run):
     assert "**Edited: clip**" in render(edited)
 
 
+def test_a_name_that_means_something_else_by_now(run):
+    record = RunRecord.load(run)
+    record.result["settings"] = {"variant": "gspo"}
+    assert "another composition under this name" not in render(record)
+    record.composition = variant("gspo", clip="sapo")
+    card = render(record)
+    whole = yaml.safe_load(card.split("the one of this run:\n\n```yaml\n")[1].split("```")[0])
+    assert variant(whole["variant"]) == record.composition
+
+
 def test_citations_have_the_methods_paper_once():
     text = bibtex(variant("gspo"))
     assert (

@@ -77,7 +77,7 @@ def _leading(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def named(paths: Sequence[str]) -> dict[str, str]:
     """Name -> path: the file's stem, with its folder where two stems are the same."""
     stems = [Path(path).stem for path in paths]
-    out = {}
+    out: dict[str, str] = {}
     for path, stem in zip(paths, stems, strict=True):
         name = stem if stems.count(stem) == 1 else f"{Path(path).resolve().parent.name}-{stem}"
         if name in out:

@@ -74,7 +74,7 @@ def evaluate_model(
     right, unscorable = judge(problems, prompts, greedy, columns)
     found = metrics["greedy_accuracy"].compute(predictions=[row[0] for row in right])
     if k:
-        drawing = {"n": k, "temperature": temperature, "top_p": top_p, "seed": seed}
+        drawing: dict[str, Any] = {"n": k, "temperature": temperature, "top_p": top_p, "seed": seed}
         sampled = sampled_completions(model, tokenizer, prompts, **drawing, **how)
         right, more = judge(problems, prompts, sampled, columns)
         unscorable += more

@@ -197,7 +197,11 @@ def _recipe(record: RunRecord) -> str:
         lines += ["```bash", str(result["command"]), "```", ""]
     if settings:
         kind = "recipe.yaml" if result.get("task") or result.get("command") else "VariantGRPOConfig: what differs"
-        lines += ["```yaml", f"# {kind}", yaml.safe_dump(settings, sort_keys=False, width=110).strip(), "```", ""]
+        lines += ["```yaml", f"# {kind}", _yaml(settings), "```", ""]
+        if _means_something_else(record, settings):
+            whole = _yaml({"variant": record.composition.to_mapping()})  # type: ignore[union-attr]
+            lines += ["Today's catalog has another composition under this name; the one of this run:", ""]
+            lines += ["```yaml", whole, "```", ""]
     facts = []
     if result.get("steps") is not None:
         took = f" in {result['train_seconds']:.0f} s" if result.get("train_seconds") is not None else ""
@@ -207,6 +211,21 @@ def _recipe(record: RunRecord) -> str:
     facts += [f"seed {result['seed']}"] if result.get("seed") is not None else []
     facts += [", ".join(f"{k} {v}" for k, v in (result.get("versions") or {}).items())]
     return "\n".join([*lines, "; ".join(f for f in facts if f) + "."])
+
+
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump(value, sort_keys=False, width=110).strip()
+
+
+def _means_something_else(record: RunRecord, settings: dict[str, Any]) -> bool:
+    """Whether the recipe's bare method name composes something else by now than was trained."""
+    from ..catalog import published
+
+    ran, name = record.composition, settings.get("variant")
+    now = published(name) if isinstance(name, str) else None
+    if ran is None or now is None or settings.get("hooks") or settings.get("teacher"):
+        return False
+    return bool(differing(ran, now.with_(weight=ran.weight)))  # the engine adds its sampler correction there
 
 
 def _limits(record: RunRecord) -> str:

@@ -99,7 +99,7 @@ def markdown(arms: Sequence[Arm], shared: Mapping[str, Any], differing: Mapping[
         gap = None if arm is arms[0] else arm.against(arms[0], key)
         lines.append("| " + " | ".join([*cells, "-" if gap is None else gap.text()]) + " |")
     lines += ["", "Mean ± sample standard deviation over seeds (range)."]
-    sizes = {run.result.get("eval_problems") for arm in arms for run in arm.runs.values()} - {None}
+    sizes = {n for arm in arms for run in arm.runs.values() if (n := run.result.get("eval_problems"))}
     if sizes:
         lines[-1] += f" Accuracy is greedy, on {' or '.join(map(str, sorted(sizes)))} held-out problems."
     lines += ["", "![reward](compare.png)", "", "Every run: " + json.dumps(plain(shared), sort_keys=True), ""]
