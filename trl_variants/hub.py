@@ -25,7 +25,6 @@ STATE = (
     "variant.safetensors",
     "variant_*",
     "entropy_ctrl_state.json",
-    "adapter_*.bin",
     "optimizer",
     "pytorch_model_fsdp*",
 )
@@ -78,33 +77,22 @@ class Repository:
             self.repo_id = self.api.create_repo(repo_id, private=private, exist_ok=True).repo_id
             if revision:
                 self.api.create_branch(self.repo_id, branch=revision, exist_ok=True)
-            seen = self.api.model_info(self.repo_id)
+            self.public = not self.api.model_info(self.repo_id).private
+            self.has_own_readme = has_foreign_readme(self.api, self.repo_id, revision=revision)
         except Exception as error:
             raise VariantError(
                 f"cannot make or reach the Hub repository {repo_id!r} ({reason(error)}): log in with `hf auth login` "
                 "or set HF_TOKEN, or train with push_to_hub: false and push later with `trl-variants push RUN`"
             ) from error
-        self.public = not seen.private
-        self.has_own_readme = self._has_own_readme()
-
-    def _has_own_readme(self) -> bool:
-        """Whether the repository has a README that was not written here."""
-        from huggingface_hub.errors import EntryNotFoundError
-
-        try:
-            path = self.api.hf_hub_download(self.repo_id, README, revision=self.revision)
-        except EntryNotFoundError:
-            return False
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return not is_ours(file.read())
 
     def commit(self, files: dict[str, Path], message: str, background: bool = False) -> Any:
         """Writes these files in one commit; returns huggingface_hub's CommitInfo, or a Future of it.
 
-        A README is left out where the repository has one of its own.
+        A README is left out where the repository has one of its own by now.
         """
         from huggingface_hub import CommitOperationAdd
 
+        self.has_own_readme = has_foreign_readme(self.api, self.repo_id, revision=self.revision)
         added = [
             CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path))
             for name, path in files.items()
@@ -124,6 +112,16 @@ class Repository:
             yield f"{self.repo_id} exists already and is public: what is pushed can be read by everyone"
         if self.has_own_readme:
             yield f"{self.repo_id} has a README of its own, which is kept: the card goes to {BESIDE} beside it"
+
+
+def has_foreign_readme(api: Any, repo_id: str, **where: Any) -> bool:
+    """Whether a repository has a README that was not written here; no repository has none. Network errors are raised:
+    a README that cannot be read must not count as absent."""
+    if not api.file_exists(repo_id, README, **where):
+        return False
+    path = api.hf_hub_download(repo_id, README, **where)
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return not is_ours(file.read())
 
 
 def reason(error: BaseException) -> str:

@@ -38,12 +38,12 @@ class Repo:
 
 
 class HubStub:
-    """Starts the server on a free port; `broken` answers 500 to commits, as a Hub in trouble does."""
+    """Starts the server on a free port; `broken` answers 500 to commits, `unreadable` 403 to downloads."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.requests: list[str] = []
-        self.broken = False
+        self.broken = self.unreadable = False
         self.lock = threading.Lock()
         stub = self
 
@@ -157,6 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
                 repo = self.hub.repos.get(f"{found[1] or 'models'}/{found[2]}")
                 if repo is None:
                     return self._missing()
+                if self.hub.unreadable:
+                    return self._json({"error": "not now"}, 403)
                 if found[4] not in repo.files:
                     return self._json({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
                 return self._file(repo, repo.files[found[4]])

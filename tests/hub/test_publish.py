@@ -129,6 +129,21 @@ def test_a_readme_on_the_hub_is_kept(hub, tmp_path, capsys):
     assert "has a README of its own, which is kept" in said and "already and is public" in said
 
 
+def test_a_readme_written_meanwhile_is_kept(hub, tmp_path):
+    trainer = pushed(hub, tmp_path)
+    hub.repos["models/me/run"].files["README.md"] = b"# Mine by now\n"
+    trainer.push_to_hub()
+    assert hub.repos["models/me/run"].files["README.md"] == b"# Mine by now\n"
+
+
+def test_a_readme_that_cannot_be_read_counts_as_somebody_elses(hub, tmp_path):
+    hub.put("models/me/run", {"README.md": b"# Mine\n"})
+    hub.unreadable = True
+    with pytest.raises(VariantError, match="cannot make or reach the Hub repository"):
+        toy.build(push_to_hub=True, hub_model_id="me/run", output_dir=str(tmp_path))
+    assert hub.repos["models/me/run"].commits == ["by hand"]
+
+
 def test_our_own_card_is_renewed(hub, tmp_path):
     trainer = pushed(hub, tmp_path)
     trainer.push_to_hub()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from ..describe import math_of, objective_line
 from .card_figures import figures, model_index
 from .citations import bibtex, papers_of
 from .curves import learning_curve_png, series, sparkline
-from .plots import PANELS, panels_png
+from .plots import panels_png
 from .record import HIDDEN, RunRecord, hub_id
 from .run_folder import write_text
 
 MARK = "<!-- card: written by trl_variants; delete this line to keep your own edits -->"
 README, BESIDE = "README.md", "README.trl_variants.md"
+PICTURES = ("curve.png", "curves.png")
 KEPT = ("log.jsonl", "curve.png", "curves.png", "result.json")
 
 
@@ -52,14 +53,18 @@ def metadata(record: RunRecord) -> Any:
     )
 
 
-def render(record: RunRecord, figures_at: str = "") -> str:
-    """The whole card as text. `figures_at` stands before the names of its pictures and files: "NAME." beside others."""
+def render(record: RunRecord, figures_at: str = "", pictures: Collection[str] = PICTURES) -> str:
+    """The whole card as text.
+
+    Args:
+        figures_at: stands before the names of its pictures and files: "NAME." beside others. pictures: those there are.
+    """
     parts = [
         f"# {record.name}",
         _summary(record),
         "## Results",
         figures(record),
-        _curves(record, figures_at),
+        _curves(record, figures_at, pictures),
         *_method(record.composition, record.composition_text),
         "## How to load it",
         _loading(record),
@@ -91,13 +96,13 @@ def _summary(record: RunRecord) -> str:
     return f"{model}, trained on {on} with {how} by trl_variants, which runs policy-optimization methods on TRL."
 
 
-def _curves(record: RunRecord, at: str) -> str:
+def _curves(record: RunRecord, at: str, pictures: Collection[str]) -> str:
     _, rewards = series(record.history, "reward")
     if not rewards:
         return ""
-    lines = [f"    reward {sparkline(rewards)}", "", f"![learning curve]({at}curve.png)"]
-    if len([p for p in PANELS if len(series(record.history, p)[1]) > 1]) > 1:
-        lines += ["", f"![more curves]({at}curves.png)"]
+    lines = [f"    reward {sparkline(rewards)}"]
+    for name, text in zip(PICTURES, ("learning curve", "more curves"), strict=True):
+        lines += ["", f"![{text}]({at}{name})"] if name in pictures else []
     return "\n".join([*lines, "", f"Every logged line: [log.jsonl]({at}log.jsonl)."])
 
 
@@ -265,7 +270,7 @@ def write_card(record: RunRecord, folder: str | Path, *, beside: bool = False, p
         page = folder / BESIDE
     if pictures:
         draw(record, folder)
-    write_text(page, render(record))
+    write_text(page, render(record, pictures=[name for name in PICTURES if (folder / name).is_file()]))
     return page
 
 
@@ -293,5 +298,6 @@ def keep(folder: str | Path, target: str | Path) -> Path:
             shutil.copy(folder / file, target / f"{record.name}.{file}")
     draw(record, target, f"{record.name}.")
     page = target / f"{record.name}.md"
-    write_text(page, render(record, f"{record.name}."))
+    there = [name for name in PICTURES if (target / f"{record.name}.{name}").is_file()]
+    write_text(page, render(record, f"{record.name}.", there))
     return page

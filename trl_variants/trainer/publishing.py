@@ -12,7 +12,7 @@ from transformers.utils import PushInProgress
 
 from ..errors import VariantError
 from ..hub import CARD_FILES, README, Repository, checkpoint_files, failed, model_files, reason
-from ..report.card import is_ours, render, write_card
+from ..report.card import render, write_card
 from ..report.record import RunRecord, hub_id
 
 
@@ -47,7 +47,8 @@ class Publishing:
         record = self.run_record(dataset_name, tags)
         record.save(folder)
         ended = bool(self.state.max_steps) and self.state.global_step >= self.state.max_steps
-        write_card(record, folder, beside=self._readme_is_taken, pictures=ended)
+        pictures = ended or self.repository is not None
+        write_card(record, folder, beside=self._readme_is_taken, pictures=pictures)
 
     def run_record(self, dataset_name: str | None = None, tags: Any = None) -> RunRecord:
         record = RunRecord.of(self)
@@ -213,17 +214,20 @@ def refuse_foreign_completions(args: Any) -> None:
     name = getattr(args, "log_completions_hub_repo", None)
     if not (name and args.log_completions):
         return
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub import HfApi
 
+    api = HfApi(token=args.hub_token)
     try:
-        path = hf_hub_download(name, README, repo_type="dataset")
-    except (EntryNotFoundError, RepositoryNotFoundError):
-        return
+        foreign = api.file_exists(name, README, repo_type="dataset") and not _is_a_log(
+            api.hf_hub_download(name, README, repo_type="dataset")
+        )
     except Exception as error:
         raise VariantError(f"cannot reach the completions repository {name!r} ({reason(error)})") from error
-    text = Path(path).read_text(encoding="utf-8", errors="replace")
-    if "trl-logs" not in text and not is_ours(text):
+    if foreign:
         raise VariantError(
             f"log_completions_hub_repo {name!r} has a README that TRL would replace: name another repository"
         )
+
+
+def _is_a_log(path: str) -> bool:
+    return "trl-logs" in Path(path).read_text(encoding="utf-8", errors="replace")  # a tag of TRL's own card
