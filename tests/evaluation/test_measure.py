@@ -159,3 +159,9 @@ def test_without_the_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "evaluate", None)
     assert main(["eval", tiny_model_path(), "--task", "arithmetic"]) == 2
     assert 'pip install "trl_variants[eval]"' in capsys.readouterr().err
+
+
+def test_a_four_bit_model(capsys):
+    pytest.importorskip("bitsandbytes")
+    assert main(["eval", tiny_model_path(), "--task", "arithmetic", "--limit", "8", "--load_in_4bit", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["greedy accuracy"]["n"] == 8

@@ -163,3 +163,15 @@ def test_what_can_be_a_hub_repository(tmp_path, monkeypatch):
     assert hub_id("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B" and hub_id("gpt2") == "gpt2"
     for name in ("me/here", "./gone", "/models/gone", "a/b/c", "with space", "", None):
         assert hub_id(name) is None
+
+
+def test_card_of_a_trainer_without_a_variant(tmp_path):
+    from tests.trainer import toy
+
+    trainer = toy.build(output_dir=str(tmp_path), beta=0.01)
+    trainer.create_model_card(dataset_name="me/numbers", tags=["mine"])
+    card = (tmp_path / README).read_text()
+    head = head_of(card)
+    assert "TRL's own GRPO settings" in card and "| regularizers | `kl` |" in card and "![" not in card
+    assert head["datasets"] == ["me/numbers"] and "mine" in head["tags"]
+    assert render(RunRecord.load(tmp_path), pictures=()).split("## Results")[1] == card.split("## Results")[1]

@@ -166,7 +166,8 @@ def _base_of(adapter: Path) -> str:
 
 def table_of(found: dict[str, Any]) -> Table:
     """What was measured, a row for each metric."""
-    table = Table(title=f"{found['label']}: {found['n']} problems, {found['k']} samples each")
+    samples = f", {found['k']} samples each" if found["k"] else ""
+    table = Table(title=f"{found['label']}: {found['n']} problems{samples}")
     for column in ("metric", "value", "95 % interval", "how"):
         table.add_column(column)
     for name, e in found["metrics"].items():

@@ -51,7 +51,9 @@ def _rewards(record: RunRecord) -> Iterator[str]:
         return
     best = max(values)
     each = record.result.get("completions_per_log")
-    size = f"{each} completions a logged value" if each else "training completions; how many was not recorded"
+    refilled = record.composition and any(h.draws_prompts for h in record.composition.rollouts)
+    at_least = "at least " if refilled else ""
+    size = f"{at_least}{each} completions a logged value" if each else "training completions; how many was not recorded"
     tenth = max(1, len(values) // 10)
     first, last = sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth
     yield (
@@ -61,8 +63,10 @@ def _rewards(record: RunRecord) -> Iterator[str]:
 
 
 def _evaluation(found: Mapping[str, Any]) -> list[str]:
-    how = f"temperature {found['temperature']:g}, at most {found['max_new_tokens']} tokens, seed {found['seed']}"
-    lines = [f"Evaluated on {found['n']} problems of {found['label']}, {found['k']} samples each ({how}):", ""]
+    how = f"at most {found['max_new_tokens']} tokens"
+    if found["k"]:
+        how = f"{found['k']} samples each at temperature {found['temperature']:g}, {how}, seed {found['seed']}"
+    lines = [f"Evaluated on {found['n']} problems of {found['label']} ({how}):", ""]
     lines += ["| metric | value | interval | problems x samples |", "|---|---|---|---|"]
     for name, e in found["metrics"].items():
         lines.append(
