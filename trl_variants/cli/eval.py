@@ -70,6 +70,7 @@ def measure(options: Any, rest: list[str]) -> dict[str, Any]:
     import torch
     from rich.progress import Progress
 
+    from ..adapters import base_of
     from ..evaluation.measure import evaluate_model, load_metrics
     from . import sources
 
@@ -85,7 +86,7 @@ def measure(options: Any, rest: list[str]) -> dict[str, Any]:
     _own_task(spec, options)
     problems, data = _problems(spec, options)
     adapter = adapter_folder(options.of)
-    spec.recipe.model = options.of if adapter is None else options.base or _base_of(adapter)
+    spec.recipe.model = options.of if adapter is None else options.base or base_of(adapter)
     model, tokenizer = sources.load_model(spec, data, adapter)
     if gpu and not getattr(model, "is_quantized", False):
         model = model.to("cuda")
@@ -148,20 +149,15 @@ def adapter_folder(name: str) -> Path | None:
     """The folder of an adapter, fetched where it is one of the Hub; None for whole models."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
+    from ..adapters import is_adapter
+
     if Path(name).is_dir() or name == "smollm2":
-        return Path(name) if (Path(name) / "adapter_config.json").is_file() else None
+        return Path(name) if is_adapter(name) else None
     try:
         hf_hub_download(name, "adapter_config.json")
     except Exception:  # whatever it is, loading it as a model says so
         return None
     return Path(snapshot_download(name, allow_patterns=["adapter_*", "tokenizer*", "*.jinja", "special_tokens*"]))
-
-
-def _base_of(adapter: Path) -> str:
-    base = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
-    if not base:
-        raise VariantError(f"{adapter} does not say which model it is an adapter of: name it with --base")
-    return str(base)
 
 
 def table_of(found: dict[str, Any]) -> Table:

@@ -85,7 +85,7 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
         **({} if data.evaluate is None else {"eval_problems": data.problems}),
     }
 
-    if spec.recipe.accuracy_every is not None:
+    if spec.recipe.accuracy_every is not None and shards() == 1:
         trainer.add_callback(_accuracy_every(trainer, spec, data))
     before = data.accuracy(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
     if before is not None and main_process:
