@@ -53,6 +53,11 @@ def test_bootstrap_is_seeded_and_close_to_the_standard_error():
     assert (a.high - a.low) / 2 == pytest.approx(half, rel=0.05)
 
 
+def test_bootstrap_of_equal_values_says_that_its_width_means_nothing():
+    found = bootstrap([1.0, 1.0, 1.0], 8)
+    assert found.low == found.high == 1.0 and found.interval.endswith("too narrow, all problems are alike")
+
+
 def test_k_of_a_report():
     assert [powers_up_to(k) for k in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 

@@ -54,7 +54,7 @@ def wilson(right: int, n: int) -> Estimate:
 def bootstrap(values: Sequence[float], k: int, seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
     """Mean of one value in [0, 1] a problem, (n,), with percentiles of the means of resampled problems.
 
-    Where all values are equal the resamples are too: the interval then has no width, whatever n.
+    Where all values are equal the resamples are too: the interval then has no width, whatever n, and says so.
     """
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or not len(x):
@@ -68,7 +68,8 @@ def bootstrap(values: Sequence[float], k: int, seed: int = 0, resamples: int = R
         ]
     )
     low, high = np.quantile(means, [0.025, 0.975])
-    return Estimate(float(x.mean()), float(low), float(high), "bootstrap over problems 95 %", len(x), k)
+    how = "bootstrap over problems 95 %" + ("; too narrow, all problems are alike" if np.ptp(x) == 0 else "")
+    return Estimate(float(x.mean()), float(low), float(high), how, len(x), k)
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
