@@ -245,10 +245,18 @@ def test_show(capsys):
         (["show"], "name"),
         (["list", "--jsn"], "--jsn"),
         (["train"], "train needs a recipe"),
+        (["card", "recipes"], "recipes is no run folder"),
+        (["push", "recipes"], "recipes is no run folder"),
+        (["compare", "recipes/quickstart.yaml", "--seeds", "0"], "--seeds must be at least 1"),
     ],
 )
 def test_mistakes_on_the_command_line(words, sentence, capsys):
     assert sentence in mistake(capsys, *words)
+
+
+@pytest.mark.parametrize("words", [["card"], ["push"], ["compare"], ["eval"]])
+def test_commands_without_their_first_word(words, capsys):
+    assert "required" in mistake(capsys, *words)
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["train", "-h"], ["check", "--help"], ["--version"]])

@@ -1,4 +1,4 @@
-"""`trl-variants`: train, list, show, check, merge. A user's mistake is one sentence and exit code 2."""
+"""The command `trl-variants`. A user's mistake is one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ COMMANDS = {
     "show": "one method: composition, math, defaults, deviations, papers",
     "check": "what a recipe would run into, without loading a model",
     "merge": "the adapter of a run and its base as one 16-bit model: trl-variants merge runs/NAME",
+    "eval": "accuracy, avg@k and pass@k of a model, with intervals: trl-variants eval runs/NAME --k 8",
+    "compare": "several recipes under one protocol: trl-variants compare a.yaml b.yaml --seeds 3",
+    "card": "the model card of a run folder, rendered again: trl-variants card runs/NAME",
+    "push": "a run folder to the Hub, private unless asked otherwise: trl-variants push runs/NAME",
 }
 USAGE = """usage: trl-variants COMMAND ...
 
@@ -59,7 +63,7 @@ def _quiet() -> None:
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        print(USAGE.format(commands="\n".join(f"  {name:<7}{text}" for name, text in COMMANDS.items())))
+        print(USAGE.format(commands="\n".join(f"  {name:<8}{text}" for name, text in COMMANDS.items())))
         return 0
     if words[0] == "--version":
         from ..report.run_folder import versions

@@ -55,6 +55,13 @@ class RecipeArguments:
             "(2e-5), `batch_size` (8)."
         },
     )
+    accuracy_every: int | None = field(
+        default=None,
+        metadata={
+            "help": "Log greedy accuracy on held-out problems every so many optimizer steps, before the first too."
+        },
+    )
+    accuracy_problems: int = field(default=64, metadata={"help": "How many held-out problems `accuracy_every` takes."})
     num_threads: int | None = field(
         default=None,
         metadata={"help": "Torch CPU threads. A tiny model is often fastest with 1. Default: torch's choice."},

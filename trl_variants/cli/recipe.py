@@ -11,6 +11,7 @@ import argparse
 import importlib
 import os
 import re
+import shlex
 import sys
 import types
 import typing
@@ -21,18 +22,21 @@ from typing import Any
 from ..errors import VariantError, did_you_mean
 from .overrides import put, read_recipe, split_words, structured
 
+SECRETS = ("hub_token", "push_to_hub_token")  # read, never written to a run folder
 NESTED = ("task", "variant", "hooks", "teacher", "warm_up")  # a word or a mapping: read as YAML, never by argparse
 
 
 @dataclass
 class RunSpec:
-    """One run as asked for: the recipe's `path`, its three groups of settings, the mapping they came from."""
+    """One run as asked for: the recipe's `path`, its three groups of settings, and what was written, in the file and on
+    the command line, as one `mapping`; `command` repeats it."""
 
     path: str | None
     recipe: Any  # RecipeArguments
     config: Any  # VariantGRPOConfig
     model: Any  # ModelArguments
     mapping: dict[str, Any]
+    command: str = ""
 
 
 def take_recipe(words: list[str], command: str) -> tuple[str, list[str]]:
@@ -97,7 +101,16 @@ def load(path: str | None, words: list[str]) -> RunSpec:
         raise VariantError("model and model_name_or_path name two different models; keep one")
     recipe.model = recipe.model or model.model_name_or_path
     _import(recipe.imports or [])
-    return RunSpec(path, recipe, config, model, mapping)
+    from ..report.run_folder import plain  # with transformers behind it
+
+    for key in (word[2:].replace("-", "_") for word in flat if word.startswith("--")):
+        of = next((group for group in (recipe, config, model) if hasattr(group, key)), None)
+        if of is not None:
+            mapping[key] = plain(getattr(getattr(of, key), "value", getattr(of, key)))
+    mapping = {key: value for key, value in mapping.items() if key not in SECRETS}
+    shown = [word for key, values in split_words(words) if key not in SECRETS for word in (f"--{key}", *values)]
+    command = shlex.join(["trl-variants", "train", *([str(path)] if path else []), *shown])
+    return RunSpec(path, recipe, config, model, mapping, command)
 
 
 def _import(modules: list[str]) -> None:

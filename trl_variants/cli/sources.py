@@ -29,6 +29,8 @@ class Data:
     evaluate: Callable[[Any, Any], float] | None = None
     model_label: str | None = None
     teacher_path: Callable[[], str] | None = None  # the task's own teacher
+    problems: int | None = None  # how many `evaluate` counts
+    max_new_tokens: int | None = None  # budget that suits the task's answers
 
     def accuracy(self, model: Any, tokenizer: Any) -> float | None:
         """Returns held-out greedy accuracy, None where the data has no evaluation."""
@@ -42,7 +44,7 @@ def load_data(spec: RunSpec) -> Data:
         VariantError: unknown task or parameter, data not to be had, no `prompt` column, unknown reward.
     """
     recipe = spec.recipe
-    rewards = [_reward(name) for name in recipe.reward_funcs or []]
+    rewards = [reward_named(name) for name in recipe.reward_funcs or []]
     if recipe.task is not None:
         from ..tasks import load_task
 
@@ -62,16 +64,19 @@ def load_data(spec: RunSpec) -> Data:
             task.model_path,
             functools.partial(task.evaluate, chat_template_kwargs=spec.config.chat_template_kwargs),
             teacher_path=task.teacher_path,
+            problems=len(task.eval_dataset),
+            max_new_tokens=task.max_new_tokens,
         )
     if not rewards:
         raise VariantError("dataset_name needs reward_funcs: names of TRL's or dotted import paths")
-    train = _dataset(recipe, recipe.dataset_train_split)
+    train = dataset_named(recipe, recipe.dataset_train_split)
     wants_test = str(getattr(spec.config.eval_strategy, "value", spec.config.eval_strategy)) != "no"
-    test = _dataset(recipe, recipe.dataset_test_split) if wants_test else None
+    test = dataset_named(recipe, recipe.dataset_test_split) if wants_test else None
     return Data(recipe.dataset_name, train, test, rewards)
 
 
-def _dataset(recipe: Any, split: str) -> Any:
+def dataset_named(recipe: Any, split: str) -> Any:
+    """The split of a recipe's `dataset_name`. Raises VariantError where it is not to be had or has no `prompt`."""
     from datasets import load_dataset
 
     name = recipe.dataset_name
@@ -91,7 +96,7 @@ def _dataset(recipe: Any, split: str) -> Any:
     return data
 
 
-def _reward(name: str) -> Any:
+def reward_named(name: str) -> Any:
     """Returns TRL's reward function of that name, what a dotted import path leads to, or the name of a reward model (a
     folder, or a Hub id with its slash), which TRL loads as a sequence classifier with one output."""
     if "/" in name or os.path.isdir(name):

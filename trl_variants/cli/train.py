@@ -21,20 +21,23 @@ HELP = """usage: trl-variants train RECIPE.yaml [--any.override VALUE ...] [--re
   --max_steps 20 --learning_rate 1e-4  any field of VariantGRPOConfig (TRL's GRPOConfig)
   --use_peft --lora_r 16               any field of TRL's ModelConfig; with --load_in_4bit QLoRA
   --resume                             continue from the last checkpoint in output_dir
+  --push_to_hub --hub_model_id NAME    push the model and its card, to a private repository
+    (--hub_private_repo false: public; --hub_strategy checkpoint: with all a resume needs, at every save;
+    --hub_base_model ID: what a local base is on the Hub; --log_completions_hub_repo NAME: completions too)
 
 Fields of a recipe that no config has:
 """
 
 
 def run(words: list[str]) -> int:
-    """Trains a recipe and returns 0. Raises VariantError for a mistake in it."""
+    """Trains a recipe; returns 0, or 1 where all went well but a push. Raises VariantError for a mistake in it."""
     if "-h" in words or "--help" in words:
         print(HELP + _own_fields())
         return 0
     resume = "--resume" in words
     path, overrides = recipes.take_recipe([word for word in words if word != "--resume"], "train")
-    train(recipes.load(path, overrides), resume=resume)
-    return 0
+    result = train(recipes.load(path, overrides), resume=resume)
+    return 1 if result.get("push_failures") else 0
 
 
 def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | None = None) -> dict[str, Any]:
@@ -47,6 +50,7 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
     from transformers import set_seed
 
     from ..report import LiveCurve, before_after_table, write_result
+    from ..report.record import facts_of
     from . import sources
     from .memory import shards
     from .warm_up import run_warm_up, warm_folder, warm_up_of
@@ -69,7 +73,20 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
     trainer = sources.build_trainer(spec, data, model, tokenizer)
     main_process = trainer.is_world_process_zero()
     curve = LiveCurve(console=console).attach(trainer)
+    trainer.facts = known = {
+        "recipe": spec.path,
+        "command": spec.command,
+        "task": data.name if spec.recipe.task is not None else None,
+        "dataset": spec.recipe.dataset_name,
+        "model": data.model_label,
+        "settings": spec.mapping,
+        "threads": torch.get_num_threads(),
+        "resumed_from": checkpoint,
+        **({} if data.evaluate is None else {"eval_problems": data.problems}),
+    }
 
+    if spec.recipe.accuracy_every is not None and shards() == 1:
+        trainer.add_callback(_accuracy_every(trainer, spec, data))
     before = data.accuracy(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
     if before is not None and main_process:
         console.print(f"accuracy before: {before:.3f}", highlight=False)
@@ -82,28 +99,22 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
     after = data.accuracy(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
 
     history = trainer.state.log_history
-    result = {
+    outcome = {
         "accuracy_before": before,
         "accuracy_after": after,
         "train_seconds": round(seconds, 2),
         "steps": trainer.state.global_step,
-        "variant": chosen.name if chosen is not None else None,
         **({} if warmed is None else {"warm_up": {**warmed, "accuracy_after": before}}),
         **_rewards(history),
-        "seed": spec.config.seed,
-        "recipe": spec.path,
-        "task": data.name,
-        "model": data.model_label,
-        "device": str(trainer.accelerator.device),
-        "processes": trainer.accelerator.num_processes,
-        "threads": torch.get_num_threads(),
-        "resumed_from": checkpoint,
-        "settings": spec.mapping,
     }
-    trainer.save_model(spec.config.output_dir)
+    trainer.facts = {**outcome, **known}
+    result = {**facts_of(trainer), **trainer.facts, "task": data.name}
+    trainer.save_model(spec.config.output_dir, _internal_call=True)
+    trainer.save_learners(spec.config.output_dir)
     if main_process:
         composition = chosen.describe() if chosen is not None else None
-        write_result(spec.config.output_dir, result, history=history, composition=composition)
+        write_result(spec.config.output_dir, result, history=history, composition=composition, picture=False)
+        trainer.create_model_card()
         console.print(before_after_table(result))
         console.print(f"run folder: {spec.config.output_dir}", highlight=False, soft_wrap=True)
     if spec.recipe.merge_adapter and main_process:
@@ -112,10 +123,12 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
         done = merge_adapter(spec.config.output_dir, dtype=spec.recipe.merge_adapter, overwrite=True)
         console.print(f"merged model: {done.path}", highlight=False, soft_wrap=True)
     if spec.config.push_to_hub:
-        trainer.push_to_hub(dataset_name=spec.recipe.dataset_name)
+        sent = trainer.push_to_hub()
+        if sent is not None and main_process:
+            console.print(f"pushed: {sent.commit_url}", highlight=False, soft_wrap=True)
     if hasattr(trainer, "end"):
         trainer.end()
-    return result
+    return {**result, "push_failures": trainer.push_failures} if trainer.push_failures else result
 
 
 def _say_memory(spec: recipes.RunSpec, data: Any, console: Console) -> None:
@@ -134,6 +147,15 @@ def _say_memory(spec: recipes.RunSpec, data: Any, console: Console) -> None:
         console.print(f"memory not estimated: {error}", highlight=False, soft_wrap=True)
         return
     console.print(str(estimate).splitlines()[0], highlight=False, soft_wrap=True)
+
+
+def _accuracy_every(trainer: Any, spec: recipes.RunSpec, data: Any) -> Any:
+    from ..evaluation import EvaluateEvery
+
+    if data.evaluate is None:
+        raise VariantError("accuracy_every needs a task with held-out problems (task: arithmetic)")
+    limit = min(spec.recipe.accuracy_problems, data.problems)
+    return EvaluateEvery(trainer, data.evaluate, spec.recipe.accuracy_every, limit)
 
 
 def _composition(spec: recipes.RunSpec, console: Console) -> Any:

@@ -27,12 +27,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Turns a value into what JSON can hold: NaN and inf become null, unknown objects their text."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, float):
@@ -40,7 +40,8 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Writes a file at once: a reader never sees half of it."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
@@ -53,6 +54,7 @@ def write_result(
     history: History = (),
     composition: str | None = None,
     metric: str = "reward",
+    picture: bool = True,
 ) -> Path:
     """Writes a run's outcome into `folder` (made if missing) and returns the path of `result.json`.
 
@@ -63,6 +65,7 @@ def write_result(
         history: the trainer's log history, one dict per log; becomes `log.jsonl` and `curve.png`.
         composition: what `Variant.describe()` returned; becomes `composition.txt`.
         metric: which logged number the curve shows.
+        picture: whether to draw `curve.png`, which takes half a second; a model card draws it too.
 
     Raises:
         KeyError: where one of the five keys is missing.
@@ -73,21 +76,22 @@ def write_result(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if history:
-        _write(folder / "log.jsonl", "".join(json.dumps(_plain(row)) + "\n" for row in history))
-        learning_curve_png(
-            history,
-            folder / "curve.png",
-            metric,
-            title=str(result["variant"] or "trl"),
-            before=result["accuracy_before"],
-            after=result["accuracy_after"],
-        )
+        write_text(folder / "log.jsonl", "".join(json.dumps(plain(row)) + "\n" for row in history))
+        if picture:
+            learning_curve_png(
+                history,
+                folder / "curve.png",
+                metric,
+                title=str(result["variant"] or "trl"),
+                before=result["accuracy_before"],
+                after=result["accuracy_after"],
+            )
     if composition is not None:
-        _write(folder / "composition.txt", composition.rstrip() + "\n")
+        write_text(folder / "composition.txt", composition.rstrip() + "\n")
     # last and at once: a folder with a result.json is a finished run
     full = {"versions": versions(), **result}
     order = [*REQUIRED, *(key for key in full if key not in REQUIRED)]
-    _write(folder / "result.json", json.dumps({key: _plain(full[key]) for key in order}, indent=2) + "\n")
+    write_text(folder / "result.json", json.dumps({key: plain(full[key]) for key in order}, indent=2) + "\n")
     return folder / "result.json"
 
 

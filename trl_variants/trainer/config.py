@@ -81,6 +81,20 @@ class VariantGRPOConfig(GRPOConfig):
             "attention) and it is faster; none: a prompt for each completion."
         },
     )
+    hub_private_repo: bool | None = field(
+        default=True,
+        metadata={
+            "help": "Whether repositories made for this run are private: true unless set to false. One that exists "
+            "already keeps what it is."
+        },
+    )
+    hub_base_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "Hub id of the base model, for the card and adapter_config.json, where it was loaded from a local "
+            "folder."
+        },
+    )
 
     def __post_init__(self):
         self.variant, self.hooks, self.teacher = map(_mapping, (self.variant, self.hooks, self.teacher))

@@ -142,6 +142,7 @@ class VariantGRPOTrainer(SeamTrainer):
         self.teaching = Teaching(self)
         self.team = Team(self)
         self.learner_trains_policy = self.team.trains_policy
+        self.check_card()
 
     # --- what the run and the variant ask of each other ---------------------------------------------------------
 
@@ -485,7 +486,12 @@ class VariantGRPOTrainer(SeamTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The policy alone, as TRL saves it; what learners trained lies in `_learners/`, which no push takes along."""
         super().save_model(output_dir, _internal_call)
-        if not _internal_call and self.accelerator.is_main_process:
+        if not _internal_call:
+            self.save_learners(output_dir)
+
+    def save_learners(self, output_dir: str | None = None) -> None:
+        """What learners trained, to `_learners/`."""
+        if self.accelerator.is_main_process:
             self.team.save_weights(output_dir or self.args.output_dir)
 
     def load_state(self, folder: str) -> dict | None:

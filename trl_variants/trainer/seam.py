@@ -45,6 +45,7 @@ from .guard import RewardGuard
 from .missing import missing_extra, missing_model
 from .passes import ModelPasses
 from .processes import Processes
+from .publishing import Publishing, readme_kept
 from .quantized import adapter_on_its_base, settle
 from .sampler import ResumableRepeatSampler
 from .timing import Stopwatch
@@ -91,6 +92,7 @@ PRIVATE: dict[str, tuple[type, tuple[str, ...]]] = {
     "_save_optimizer_and_scheduler": (HFTrainer, ("self", "output_dir")),
     "_load_from_checkpoint": (HFTrainer, ("self", "resume_from_checkpoint", "model")),
     "_save": (HFTrainer, ("self", "output_dir", "state_dict")),
+    "_push_from_checkpoint": (HFTrainer, ("self", "checkpoint_folder")),
     "get_batch_samples": (HFTrainer, ("self", "epoch_iterator", "num_batches", "device")),
 }
 
@@ -131,7 +133,7 @@ def private_names_that_changed() -> list[str]:
 require_supported_trl()
 
 
-class SeamTrainer(ModelPasses, Processes, GRPOTrainer):
+class SeamTrainer(ModelPasses, Processes, Publishing, GRPOTrainer):
     """trl.GRPOTrainer with its private seams named; see the module's text."""
 
     named = True  # whether the run names a variant; without one the logs are TRL's
@@ -535,8 +537,11 @@ class SeamTrainer(ModelPasses, Processes, GRPOTrainer):
         self._loaded = None if checkpoint is None else self.load_state(checkpoint)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        with self.policy_alone():
+        with self.policy_alone(), readme_kept(output_dir or self.args.output_dir):
             super()._save(output_dir, state_dict)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        self.push_checkpoint(checkpoint_folder)
 
     def policy_alone(self) -> contextlib.AbstractContextManager:
         """What surrounds saving the model's weights."""
