@@ -314,7 +314,7 @@ class _Stepper:
 
 
 def cost(variant: Variant, settings: Settings) -> dict[str, float]:
-    """What the method's own code costs: its update beside `plain`'s, step by step in turn on the same rows, all of them.
+    """What the method's own code costs: its update beside `plain`'s, step by step in turn on the same rows.
 
     An update is forward, loss and backward, and its share of what rewards, selection and advantages take once a
     generation. Returns {"ratio", "low", "high"}: median and quartiles over pairs; for window scope "with_pass" too, the

@@ -17,7 +17,7 @@ from .test_invariance import Rollout, scores
 RATES = dict.fromkeys(("highent", "lopti-ar", "lopti", "fipo"), 1e-1)
 # what makes a method's rule act: a group that fails as a whole is rare where half of the digits are enough
 SETTINGS = {"hdpo": {"correct_above": 0.95}}
-# what acts from the second generation on (memory, history, a schedule) or on what the first one's random rows do not hold
+# what acts from the second generation on, or on rows that the first one does not have
 LATER = {
     "rlhf-ppo",
     "remax",
