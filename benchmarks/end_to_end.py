@@ -61,7 +61,7 @@ def row(name: str, on: list[list[dict]], off: list[list[dict]]) -> str:
 
 
 HEAD = (
-    "| recipe | steps | rollout, s | scoring, s | update, s | tokens processed | reward curve | last reward, off and on |\n"
+    "| recipe | steps | rollout, s | scoring, s | update, s | tokens processed | rewards | last reward, off and on |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 
@@ -75,10 +75,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--dtype", help="of the weights, instead of the recipe's")
     parser.add_argument("--same", type=int, default=1, help="steps whose rewards must be equal")
     args = parser.parse_args(words)
-    options = [
-        *(["--max_steps", str(args.steps)] if args.steps else []),
-        *(["--dtype", args.dtype] if args.dtype else []),
-    ]
+    given = {"--max_steps": args.steps, "--dtype": args.dtype}
+    options = [word for name, value in given.items() if value for word in (name, str(value))]
     print(HEAD, flush=True)
     wrong = False
     for name in args.recipes.split(","):
