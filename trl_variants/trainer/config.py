@@ -96,6 +96,14 @@ class VariantGRPOConfig(GRPOConfig):
         },
     )
 
+    vllm_adapter_sync: Literal["adapter", "merge"] = field(
+        default="adapter",
+        metadata={
+            "help": "How an adapter reaches vLLM: as an adapter, under a fresh name each time, or merged into the "
+            "engine's base as TRL does (for adapters vLLM cannot serve; never on a 4-bit base)."
+        },
+    )
+
     def __post_init__(self):
         self.variant, self.hooks, self.teacher = map(_mapping, (self.variant, self.hooks, self.teacher))
         for name in ("num_generations", "num_iterations", "gradient_accumulation_steps", "per_device_train_batch_size"):
@@ -108,6 +116,8 @@ class VariantGRPOConfig(GRPOConfig):
         for name in ("packing", "shared_prompt"):
             if (value := getattr(self, name)) not in ("auto", "none"):
                 raise VariantError(f"{name} is 'auto' or 'none', got {value!r}")
+        if self.vllm_adapter_sync not in ("adapter", "merge"):
+            raise VariantError(f"vllm_adapter_sync is 'adapter' or 'merge', got {self.vllm_adapter_sync!r}")
         super().__post_init__()
 
 

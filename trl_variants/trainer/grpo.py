@@ -31,6 +31,7 @@ from ..schedule import at
 from .checkpoint import load_rank, load_shared, save_rank, save_shared
 from .config import VariantGRPOConfig, variant_of
 from .embedding import Embedding
+from .engine import close_engine, refuse_unservable
 from .forward import Tally
 from .memory import HookMemory
 from .metrics import MetricBook
@@ -101,6 +102,7 @@ class VariantGRPOTrainer(SeamTrainer):
         for data in (train_dataset, *(eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset])):
             _require_prompt(data, environment_factory)
         _require_writable(self.variant)
+        refuse_unservable(args, model, peft_config, quantization_config)
         self.memory = HookMemory(self.variant, args.seed)
         self.book = MetricBook(per_micro_batch=not self.named)
         self.window: Window = None  # type: ignore[assignment]
@@ -143,6 +145,16 @@ class VariantGRPOTrainer(SeamTrainer):
         self.team = Team(self)
         self.learner_trains_policy = self.team.trains_policy
         self.check_card()
+
+    def close(self) -> None:
+        """Frees the vLLM engine, for the next trainer in a notebook; this one generates no more. Twice is once."""
+        close_engine(self)
+
+    def __enter__(self) -> VariantGRPOTrainer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # --- what the run and the variant ask of each other ---------------------------------------------------------
 

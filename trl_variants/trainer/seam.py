@@ -40,6 +40,7 @@ from trl.trainer.utils import (
 )
 
 from ..errors import RewardError, VariantError
+from .engine import own_engine
 from .forward import Forward
 from .guard import RewardGuard
 from .missing import missing_extra, missing_model
@@ -152,7 +153,8 @@ class SeamTrainer(ModelPasses, Processes, Publishing, GRPOTrainer):
         self._dropout: bool | None = None
         self.stopwatch = Stopwatch()
         try:
-            super().__init__(*args, **adapter_on_its_base(kwargs))
+            with own_engine(self):
+                super().__init__(*args, **adapter_on_its_base(kwargs))
         except (OSError, ImportError) as error:
             given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
             explained = missing_extra(given) if isinstance(error, ImportError) else missing_model(given)

@@ -1,0 +1,101 @@
+"""Which engine a run gets, how TRL comes to build it, and how its memory is given back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
+
+from ...errors import VariantError
+from .generation import AdapterGeneration
+from .servable import require_servable_config
+
+
+@contextlib.contextmanager
+def own_engine(trainer: Any) -> Iterator[None]:
+    """While TRL's constructor runs inside, the engine it asks for is `build_engine`'s."""
+    stock = grpo_trainer.VLLMGeneration
+    grpo_trainer.VLLMGeneration = functools.partial(build_engine, trainer)  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        grpo_trainer.VLLMGeneration = stock  # type: ignore[misc]
+
+
+def build_engine(trainer: Any, **settings: Any) -> VLLMGeneration:
+    """Adapters are served as adapters; full fine-tuning and `vllm_adapter_sync: merge` keep TRL's weight sync."""
+    if is_peft_model(settings["model"]) and not merges(trainer.args):
+        return AdapterGeneration(trainer, **settings)
+    return VLLMGeneration(**settings)
+
+
+def merges(args: Any) -> bool:
+    return getattr(args, "vllm_adapter_sync", "adapter") == "merge"
+
+
+def refuse_unservable(args: Any, model: Any, peft_config: Any, quantization_config: Any) -> None:
+    """Raises VariantError, before anything loads, for an adapter that cannot reach the engine."""
+    if not args.use_vllm:
+        return
+    adapted = hasattr(model, "peft_config")
+    if merges(args):
+        given = getattr(args, "model_init_kwargs", None)
+        init = given if isinstance(given, dict) else {}
+        quantized = quantization_config is not None or "quantization_config" in init or is_4bit(model)
+        if quantized and (adapted or peft_config is not None):
+            raise VariantError(
+                "vllm_adapter_sync: merge on a 4-bit base loses small updates and changes the base at each sync: "
+                "leave it at adapter"
+            )
+        return
+    for config in [peft_config] if peft_config is not None else _active(model):
+        require_servable_config(config)
+
+
+def is_4bit(model: Any) -> bool:
+    return bool(getattr(model, "is_loaded_in_4bit", False))
+
+
+def _active(model: Any) -> list:
+    if not hasattr(model, "peft_config"):
+        return []
+    return [model.peft_config[name] for name in model.active_adapters]
+
+
+class Closed:
+    """What stands in the place of an engine that was freed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise VariantError("the trainer was closed: build a new one to generate")
+
+
+def close_engine(trainer: Any) -> None:
+    """Frees the engine of a trainer, colocated or not; the trainer generates no more. A second call does nothing."""
+    generation = getattr(trainer, "vllm_generation", None)
+    if generation is None:
+        return
+    if isinstance(generation, AdapterGeneration):
+        generation.remove_adapter()
+    llm = getattr(generation, "llm", None)
+    if generation.mode == "server" or llm is None:
+        return
+    if isinstance(llm, Closed):
+        return
+    llm.llm_engine.engine_core.shutdown()
+    generation.llm = Closed()
+    del llm
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+    destroy_model_parallel()
+    if trainer.accelerator.num_processes == 1:  # with several it is the trainer's own process group
+        destroy_distributed_environment()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,137 @@
+"""Log-probs of a few tokens from the engine beside the trainer's: at start-up, and after each sync."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.trainer.utils import add_fused_lm_head
+
+from ...errors import VariantError
+from ...teachers.weights import adapter
+
+FLOOR = 0.02  # nats a token: below this two engines agree whatever their noise
+ANOTHER_BASE = 0.5  # nats a token between the bare bases: rounding, bf16 or NF4, stays below
+
+
+def mean_gap(a: Tensor, b: Tensor) -> float:
+    """Mean absolute difference of two (tokens,) vectors; NaN where one is."""
+    return float((a - b).abs().mean())
+
+
+@contextlib.contextmanager
+def at_temperature(trainer: Any, temperature: float) -> Iterator[None]:
+    """The trainer's log-probs at another temperature than the run's."""
+    model = trainer.causal_lm(trainer.model)
+    stock = model.forward
+    fp32 = trainer.args.cast_lm_head_to_fp32
+    add_fused_lm_head(model, temperature, fp32, outputs=("log_probs", "entropy"))
+    try:
+        yield
+    finally:
+        model.forward = stock
+
+
+def of_trainer(trainer: Any, ids: list[int], base: bool = False) -> Tensor:
+    """(len(ids) - 1,) log-probs at temperature 1 under the adapter or the bare base."""
+    off = adapter(trainer.unwrapped, None) if base else contextlib.nullcontext()
+    with at_temperature(trainer, 1.0), off:
+        [found] = trainer.services.score([ids[:1]], [ids[1:]])
+    return found.double().cpu()
+
+
+def truncated(logits: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """(..., V) logits at the run's temperature -> log-probs of what a sampler with these limits draws from."""
+    if min_p:
+        probs = logits.softmax(-1)
+        logits = logits.masked_fill(probs < min_p * probs.amax(-1, keepdim=True), -torch.inf)
+    if 0 < top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[..., -1:], -torch.inf)
+    if top_p < 1.0:
+        ordered, order = logits.sort(-1, descending=True)
+        probs = ordered.softmax(-1)
+        beyond = probs.cumsum(-1) - probs >= top_p
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+    return logits.log_softmax(-1)
+
+
+@torch.no_grad()
+def of_sampler(trainer: Any, prompt: list[int], completions: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """(tokens,) twice, at the run's temperature: under the whole distribution, and under its top-k, top-p, min-p part.
+
+    A token outside that part has log-prob -inf in the second.
+    """
+    longest, device = max(map(len, completions)), trainer.accelerator.device
+    padded = [ids + [trainer.pad_id] * (longest - len(ids)) for ids in completions]
+    live = torch.tensor([[i < len(ids) for i in range(longest)] for ids in completions], device=device)
+    batch = {
+        "prompt_ids": torch.tensor([prompt] * len(padded), device=device),
+        "prompt_mask": torch.ones(len(padded), len(prompt), dtype=torch.long, device=device),
+        "completion_ids": torch.tensor(padded, device=device),
+        "completion_mask": live.long(),
+    }
+    _, hidden = trainer.frozen_pass(trainer.model, batch, True)
+    ids = batch["completion_ids"][live][:, None]
+    logits = trainer.head_of(trainer.model)(hidden[live]).double()
+    full = logits.log_softmax(-1).gather(1, ids)[:, 0]
+    engine = trainer.vllm_generation
+    part = truncated(logits, engine.top_k or 0, engine.top_p, engine.min_p or 0.0).gather(1, ids)[:, 0]
+    return full.cpu(), part.cpu()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the start-up comparison found, in nats a token (mean absolute differences)."""
+
+    base: float  # the bare bases
+    adapter: float  # under the first adapter
+    sampler: float | None  # the engine's own log-probs of its samples beside the trainer's, after the same truncation
+    untruncated: float | None  # the same beside the trainer's whole distribution
+
+    def limit(self, temperature: float = 1.0) -> float:
+        """The engine's own noise on a few tokens, with room for a small sample."""
+        return (3 * self.base + FLOOR) / min(1.0, temperature or 1.0)
+
+    def require(self, temperature: float, corrected: bool, quantized_only_here: bool, settings: str) -> None:
+        """Raises VariantError where the engine samples from something else than the policy, uncorrected."""
+        if not self.base <= ANOTHER_BASE:
+            raise VariantError(
+                f"the engine's base model is not the trainer's: their log-probs are {self.base:.2f} nats a token apart "
+                "without any adapter. Save the model you pass and load it from that folder, or point the server to it"
+            )
+        if not self.adapter <= self.limit():
+            raise VariantError(
+                f"the engine does not compute the adapter as the trainer does: {self.adapter:.3f} nats a token apart, "
+                f"{self.base:.3f} without it. Set vllm_adapter_sync: merge, or use other target modules"
+            )
+        if quantized_only_here and not corrected:
+            raise VariantError(
+                f"the engine serves an unquantized base under an adapter trained on a 4-bit one ({self.base:.3f} nats a "
+                "token apart): set vllm_importance_sampling_correction: true"
+            )
+        if self.sampler is None or self.untruncated is None:
+            return
+        if not self.sampler <= self.limit(temperature):
+            raise VariantError(
+                f"the engine's log-probs are not those of its sampler ({settings}): {self.sampler:.3f} nats a token "
+                "from the trainer's. Start the server with --logprobs-mode processed_logprobs"
+            )
+        if self.untruncated > self.limit(temperature) and not corrected:
+            raise VariantError(
+                f"the engine samples from a truncated policy ({settings}), {self.untruncated:.3f} nats a token from the "
+                "one that is trained: set vllm_importance_sampling_correction: true, or top_p: 1.0, top_k: 0, min_p: 0"
+            )
+
+
+def delivered(gap: float, effect: float, limit: float) -> bool:
+    """Whether the engine computes this adapter: within its noise, or at least far nearer to it than to the base.
+
+    `effect`: how far the adapter moved the trainer's own log-probs from the base's. A strong adapter in bf16 has more
+    noise than the base had at start-up.
+    """
+    return not math.isnan(gap) and (gap <= limit or gap <= effect / 2)
