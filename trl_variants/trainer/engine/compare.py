@@ -111,8 +111,8 @@ class Agreement:
             )
         if quantized_only_here and not corrected:
             raise VariantError(
-                f"the engine serves an unquantized base under an adapter trained on a 4-bit one ({self.base:.3f} nats a "
-                "token apart): set vllm_importance_sampling_correction: true"
+                f"the engine serves an unquantized base under an adapter trained on a 4-bit one ({self.base:.3f} nats "
+                "a token apart): set vllm_importance_sampling_correction: true"
             )
         if self.sampler is None or self.untruncated is None:
             return
@@ -123,8 +123,9 @@ class Agreement:
             )
         if self.untruncated > self.limit(temperature) and not corrected:
             raise VariantError(
-                f"the engine samples from a truncated policy ({settings}), {self.untruncated:.3f} nats a token from the "
-                "one that is trained: set vllm_importance_sampling_correction: true, or top_p: 1.0, top_k: 0, min_p: 0"
+                f"the engine samples from a truncated policy ({settings}), {self.untruncated:.3f} nats a token from "
+                "the one that is trained: set vllm_importance_sampling_correction: true, or top_p: 1.0, top_k: 0 and "
+                "min_p: 0"
             )
 
 

@@ -1,4 +1,4 @@
-"""TRL's vLLM generation for a policy with an adapter: at each sync the adapter alone is sent, under a name of its own."""
+"""TRL's vLLM generation for a policy with an adapter: each sync sends the adapter alone, under a name of its own."""
 
 from __future__ import annotations
 
@@ -227,9 +227,9 @@ class AdapterGeneration(VLLMGeneration):
         wrong = None
         if not delivered(gap, effect, self.agreement.limit()):
             wrong = (
-                f"the engine does not generate under version {self.version} of the adapter: log-probs of one prompt are "
-                f"{gap:.3f} nats a token from the trainer's, the adapter moves them by {effect:.3f} and the engine's "
-                f"noise is {self.agreement.base:.3f}"
+                f"the engine does not generate under version {self.version} of the adapter: log-probs of one prompt "
+                f"are {gap:.3f} nats a token from the trainer's, the adapter moves them by {effect:.3f} and "
+                f"the engine's noise is {self.agreement.base:.3f}"
             )
         self.trainer.fail_together(wrong)
 

@@ -80,8 +80,6 @@ def require_complete(file: str, modules: tuple[str, ...]) -> None:
 def whole(parameter: Tensor) -> Tensor:
     """The parameter's full value. Collective for FSDP2's shards."""
     if hasattr(parameter, "ds_id"):
-        raise VariantError(
-            f"an adapter in ZeRO-3 shards cannot be sent to vLLM: use zero2, fsdp2 or multi_gpu, {MERGE}"
-        )
+        raise VariantError(f"an adapter in ZeRO-3 shards cannot reach vLLM: use zero2, fsdp2 or multi_gpu, {MERGE}")
     value: Any = parameter.detach()
     return value.full_tensor() if hasattr(value, "full_tensor") else value
