@@ -22,11 +22,11 @@ from .servable import require_servable_config
 def own_engine(trainer: Any) -> Iterator[None]:
     """While TRL's constructor runs inside, the engine it asks for is `build_engine`'s."""
     stock = grpo_trainer.VLLMGeneration
-    grpo_trainer.VLLMGeneration = functools.partial(build_engine, trainer)  # type: ignore[misc,assignment]
+    grpo_trainer.VLLMGeneration = functools.partial(build_engine, trainer)
     try:
         yield
     finally:
-        grpo_trainer.VLLMGeneration = stock  # type: ignore[misc]
+        grpo_trainer.VLLMGeneration = stock
 
 
 def build_engine(trainer: Any, **settings: Any) -> VLLMGeneration:

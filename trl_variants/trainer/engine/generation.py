@@ -69,7 +69,7 @@ class AdapterGeneration(VLLMGeneration):
             return AdapterLLM(stock["LLM"](quantization=quantization, **lora, **settings))  # type: ignore[misc]
 
         client = type("Client", (AdapterClient,), {"rank": self.rank})
-        vllm_generation.LLM, vllm_generation.VLLMClient = llm, client  # type: ignore[misc,attr-defined]
+        vllm_generation.LLM, vllm_generation.VLLMClient = llm, client
         try:
             yield
         finally:

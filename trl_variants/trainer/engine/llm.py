@@ -17,7 +17,7 @@ from .servable import MERGE, served_rank
 
 SERVE = (
     "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-lora-rank {} "
-    + ("--logprobs-mode processed_logprobs")
+    "--logprobs-mode processed_logprobs"
 )
 
 
@@ -73,6 +73,7 @@ class AdapterClient(VLLMClient):
 
     rank = 0  # of the adapter to come
     base: str = ""
+    model: str
 
     def init_communicator(self, device: Any = 0) -> None:
         """Asks whether the server takes adapters; there is no weight transfer to prepare."""

@@ -49,7 +49,7 @@ class Snapshot:
         digest = hashlib.blake2b(digest_size=16)
         for name in sorted(self.tensors):
             digest.update(name.encode())
-            digest.update(self.tensors[name].view(torch.uint8).numpy())
+            digest.update(self.tensors[name].view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def write(self, folder: str) -> None:
