@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from tests.trainer.fake_vllm import adapted_by, installed
 from tests.trainer.toy import build, model, train
 from trl_variants import VariantError
-from trl_variants.trainer.engine.compare import Agreement, delivered, truncated
+from trl_variants.trainer.engine.compare import Agreement, Shift, truncated
 from trl_variants.trainer.engine.servable import require_servable, require_servable_config, served_rank
 from trl_variants.trainer.engine.snapshot import Snapshot, require_complete
 
@@ -175,7 +175,8 @@ def test_generation_after_each_sync_is_under_the_trainers_adapter(monkeypatch):
     assert max(out.logged("sampling/sampling_logp_difference/max")) < 1e-4
     assert out.logged("engine/adapter_changed") == [1.0, 1.0]
     gaps, effects = out.logged("engine/adapter_gap"), out.logged("engine/adapter_effect")
-    assert len(gaps) == 3 and max(gaps) < 1e-4 and min(effects) > 0.02
+    assert len(gaps) == 3 and max(gaps) < 1e-4
+    assert effects[0] == 0.0 and min(effects[1:]) > 0.02  # a fresh adapter moves nothing
     assert out.change.norm() > 0
 
 
@@ -246,20 +247,39 @@ def test_full_fine_tuning_keeps_the_weight_sync_of_trl(monkeypatch):
 
 
 def test_a_quantized_base_under_an_unquantized_engine_needs_the_correction():
-    found = Agreement(base=0.1, adapter=0.12, sampler=0.1, untruncated=0.1)
-    found.require(1.0, corrected=True, quantized_only_here=True, settings="")
-    with pytest.raises(VariantError, match="0.100 nats a token apart.: set vllm_importance_sampling_correction"):
-        found.require(1.0, corrected=False, quantized_only_here=True, settings="")
-    with pytest.raises(VariantError, match="does not compute the adapter as the trainer does"):
-        Agreement(0.01, 0.2, None, None).require(1.0, True, False, "")
+    found = Agreement(base=0.6, sampler=0.6, untruncated=0.6, quantized_only_here=True)
+    found.require(1.0, corrected=True, settings="")
+    with pytest.raises(VariantError, match="0.600 nats a token apart.: set vllm_importance_sampling_correction"):
+        found.require(1.0, corrected=False, settings="")
+    with pytest.raises(VariantError, match="base model is not the trainer's"):
+        Agreement(base=0.6, sampler=0.6, untruncated=0.6).require(1.0, corrected=True, settings="")
 
 
 @pytest.mark.parametrize(
-    "gap, effect, arrived",
-    [(0.04, 0.0, True), (0.3, 2.0, True), (0.3, 0.3, False), (1.9, 2.0, False), (float("nan"), 2.0, False)],
+    "gap, effect, answer, arrived",
+    [
+        (0.04, 0.0, 0.04, True),
+        (0.3, 2.0, 1.8, True),
+        (0.3, 0.3, 0.0, False),
+        (1.9, 2.0, 0.5, False),
+        (float("nan"), 2.0, float("nan"), False),
+    ],
 )
-def test_delivery_is_within_the_noise_or_far_nearer_than_the_base(gap, effect, arrived):
-    assert delivered(gap, effect, limit=0.05) is arrived
+def test_an_adapter_arrived_within_the_noise_or_far_nearer_than_the_base(gap, effect, answer, arrived):
+    assert Shift(gap, effect, answer).arrived(rounding=0.05, same_base=True) is arrived
+
+
+def test_on_another_base_the_engine_must_have_moved():
+    assert Shift(gap=0.9, effect=1.0, answer=0.6).arrived(rounding=0.05, same_base=False)
+    assert not Shift(gap=1.0, effect=1.0, answer=0.0).arrived(rounding=0.05, same_base=False)
+
+
+def test_the_two_bases_cancel_in_the_shift():
+    here, base_here = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.5])
+    there, base_there = torch.tensor([-2.0, -3.0]), torch.tensor([-2.5, -2.7])
+    shift = Shift.of(here, base_here, there, base_there)
+    assert (shift.effect, shift.answer) == (pytest.approx(0.5), pytest.approx(0.4))
+    assert shift.gap == pytest.approx((0.0 + 0.2) / 2)
 
 
 def test_truncation_by_hand():

@@ -72,7 +72,7 @@ def trained(tmp_path, lora=LORA, model=None, watch=None, model_given=None, **cha
 
 def packed(model):
     """The bytes of every 4-bit weight and of its block scales."""
-    found = [m.weight for m in model.modules() if type(m).__name__ == "Linear4bit"]
+    found = [p for p in model.parameters() if getattr(p, "quant_state", None) is not None]
     return [(w.data.clone(), w.quant_state.absmax.clone()) for w in found]
 
 
@@ -183,10 +183,14 @@ def test_a_4bit_base_stays_as_it_is_and_the_gap_to_the_engines_base_is_said(tmp_
     assert seen == [1, 2, 3]
     for (a, a_scale), (b, b_scale) in zip(before, packed(trainer.model), strict=True):
         assert torch.equal(a, b) and torch.equal(a_scale, b_scale)
-    [gap], adapted = logged(trainer, "engine/base_gap"), logged(trainer, "engine/adapter_gap")
-    assert NOISE < gap < 0.5 and max(adapted) < 2 * gap
+    [gap], shifts = logged(trainer, "engine/base_gap"), logged(trainer, "engine/adapter_gap")
+    assert NOISE < gap < 1.5  # NF4 on a small model
+    effects = logged(trainer, "engine/adapter_effect")
+    assert shifts[0] == effects[0] == 0.0  # a fresh adapter moves nothing, there as here
+    assert effects[2] > NOISE  # and the run went on: the engine moved with it
     said = capfd.readouterr().out
-    assert f"trained on in 4 bits here ({gap:.3f} nats a token apart)" in said and "importance correction on" in said
+    assert f"(here it is in 4 bits); without the adapter log-probs differ from the trainer's by {gap:.3f}" in said
+    assert "importance correction on" in said
     with pytest.raises(VariantError, match="unquantized base under an adapter trained on a 4-bit one"):
         trained(
             tmp_path,

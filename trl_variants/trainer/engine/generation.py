@@ -18,7 +18,7 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ...errors import VariantError
-from .compare import Agreement, delivered, mean_gap, of_sampler, of_trainer
+from .compare import Agreement, Shift, mean_gap, of_sampler, of_trainer
 from .llm import AdapterClient, AdapterLLM
 from .servable import ranks, require_servable, served_rank
 from .snapshot import Snapshot
@@ -49,7 +49,7 @@ class AdapterGeneration(VLLMGeneration):
         self._slept = bool(settings.get("enable_sleep_mode")) and settings.get("mode") == "colocate"
         self._unchecked = False
         self._probe: list[int] = []
-        self._base: torch.Tensor | None = None
+        self._bases: tuple[torch.Tensor, torch.Tensor] = ()  # type: ignore[assignment]  # here, in the engine
         self._step = -1
         with self._engines():
             super().__init__(model=model, accelerator=accelerator, **settings)
@@ -152,8 +152,7 @@ class AdapterGeneration(VLLMGeneration):
         if images is None and self._unchecked:
             if self.agreement is None:
                 self._compare(prompts)
-            else:
-                self._check_delivery()
+            self._check_delivery()
             self._unchecked = False
         try:
             return super().generate(prompts, images, num_generations, profiler)
@@ -167,9 +166,7 @@ class AdapterGeneration(VLLMGeneration):
         prompt = shared[0]
         ids, said = self._shared(lambda: self._samples(prompt))
         self._probe = prompt + max(ids, key=len)
-        self._base = of_trainer(self.trainer, self._probe, base=True)
-        base = mean_gap(self._base, self._from_engine(base=True))
-        served = mean_gap(of_trainer(self.trainer, self._probe), self._from_engine())
+        self._bases = of_trainer(self.trainer, self._probe, base=True), self._from_engine(base=True)
         sampler = untruncated = None
         if self._comparable:
             own = torch.tensor([x for row in said for x in row], dtype=torch.float64)
@@ -177,12 +174,12 @@ class AdapterGeneration(VLLMGeneration):
             kept = part.isfinite()  # rounding moves a token across the edge of what is kept
             untruncated = mean_gap(full, own)
             sampler = mean_gap(part[kept], own[kept]) if 2 * kept.sum() >= len(kept) else float("inf")
-        found = self.agreement = Agreement(base, served, sampler, untruncated)
+        lonely = self.quantized and not self._serves_quantized
+        found = self.agreement = Agreement(mean_gap(*self._bases), sampler, untruncated, lonely)
         settings = f"temperature {self.temperature}, top_p {self.top_p}, top_k {self.top_k}, min_p {self.min_p or 0.0}"
         corrected = bool(self.trainer.args.vllm_importance_sampling_correction)
-        lonely = self.quantized and not self._serves_quantized
-        self._together(lambda: found.require(self.temperature, corrected, lonely, settings))
-        for name in ("base", "adapter", "sampler"):
+        self._together(lambda: found.require(self.temperature, corrected, settings))
+        for name in ("base", "sampler"):
             if (value := getattr(found, name)) is not None:
                 self._log(f"engine/{name}_gap", value)
         if self.accelerator.is_main_process:
@@ -209,27 +206,28 @@ class AdapterGeneration(VLLMGeneration):
 
     def _line(self, found: Agreement, settings: str, corrected: bool) -> str:
         base = "the 4-bit base" if self._serves_quantized and self.quantized else "the base as its files have it"
-        held = f", trained on in 4 bits here ({found.base:.3f} nats a token apart)" if self.quantized else ""
-        own = "" if found.sampler is None else f", its own samples' log-probs {found.sampler:.3f}"
+        held = " (here it is in 4 bits)" if found.quantized_only_here else ""
+        own = "" if found.sampler is None else f", of its own samples by {found.sampler:.3f}"
         return (
-            f"engine: vLLM serves the adapter on {base}{held}; log-probs differ from the trainer's by "
-            f"{found.base:.3f} nats a token without the adapter, {found.adapter:.3f} with it{own} ({settings}); "
-            f"importance correction {'on' if corrected else 'off'}"
+            f"engine: vLLM serves the adapter on {base}{held}; without the adapter log-probs differ from the trainer's "
+            f"by {found.base:.3f} nats a token{own} ({settings}); importance correction {'on' if corrected else 'off'}"
         )
 
     def _check_delivery(self) -> None:
         """One prompt under the new version, beside the trainer's log-probs of it."""
-        assert self.agreement is not None and self._base is not None
-        mine = of_trainer(self.trainer, self._probe)
-        gap, effect = mean_gap(mine, self._from_engine()), mean_gap(mine, self._base)
-        self._log("engine/adapter_gap", gap)
-        self._log("engine/adapter_effect", effect)
+        assert self.agreement is not None
+        here, base_here = of_trainer(self.trainer, self._probe), self._bases[0]
+        there, base_there = self._from_engine(), self._bases[1]
+        shift, rounding = Shift.of(here, base_here, there, base_there), self.agreement.rounding
+        self._log("engine/gap", mean_gap(here, there))
+        self._log("engine/adapter_gap", shift.gap)
+        self._log("engine/adapter_effect", shift.effect)
         wrong = None
-        if not delivered(gap, effect, self.agreement.limit()):
+        if not shift.arrived(rounding, not self.agreement.quantized_only_here):
             wrong = (
-                f"the engine does not generate under version {self.version} of the adapter: log-probs of one prompt "
-                f"are {gap:.3f} nats a token from the trainer's, the adapter moves them by {effect:.3f} and "
-                f"the engine's noise is {self.agreement.base:.3f}"
+                f"the engine does not generate under version {self.version} of the adapter: it moves the log-probs of "
+                f"one prompt by {shift.effect:.3f} nats a token here, and in the engine {shift.gap:.3f} differently "
+                f"(rounding: {rounding:.3f})"
             )
         self.trainer.fail_together(wrong)
 
