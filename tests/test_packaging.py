@@ -90,7 +90,9 @@ def test_ci_runs_make_test():
     assert script.stat().st_mode & 0o111 and "make test" in script.read_text()
 
 
-@pytest.mark.parametrize("target", ["setup", "quickstart", "test", "slow", "lint", "types", "smollm2", "benchmark"])
+@pytest.mark.parametrize(
+    "target", ["setup", "quickstart", "test", "slow", "lint", "types", "smollm2", "benchmark", "test-vllm"]
+)
 def test_make_knows_its_targets(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import VariantError
+from . import launch
 from . import recipe as recipes
 from .check import findings
 
@@ -24,6 +25,8 @@ HELP = """usage: trl-variants train RECIPE.yaml [--any.override VALUE ...] [--re
   --push_to_hub --hub_model_id NAME    push the model and its card, to a private repository
     (--hub_private_repo false: public; --hub_strategy checkpoint: with all a resume needs, at every save;
     --hub_base_model ID: what a local base is on the Hub; --log_completions_hub_repo NAME: completions too)
+  --accelerate_config fsdp2            several processes: a file, a name of recipes/accelerate or of TRL's
+                                       (--num_processes 4 and accelerate's options for several machines beside it)
 
 Fields of a recipe that no config has:
 """
@@ -34,6 +37,8 @@ def run(words: list[str]) -> int:
     if "-h" in words or "--help" in words:
         print(HELP + _own_fields())
         return 0
+    if any(word.split("=", 1)[0] == launch.OPTION for word in words):
+        return launch.run(words)
     resume = "--resume" in words
     path, overrides = recipes.take_recipe([word for word in words if word != "--resume"], "train")
     result = train(recipes.load(path, overrides), resume=resume)
