@@ -149,8 +149,9 @@ def installed(monkeypatch: Any, **switches: Any) -> Iterator[list[FakeLLM]]:
     for name, value in (("LLM", LLM), ("SamplingParams", SamplingParams), ("is_vllm_available", lambda: True)):
         monkeypatch.setattr(vllm_generation, name, value, raising=False)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):  # TRL sets them for its engine
-        monkeypatch.setenv(name, "0")
-        monkeypatch.delenv(name)
+        if name not in os.environ:  # not in a process group
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)
     before, FakeLLM.made = FakeLLM.made, []
     try:
         yield FakeLLM.made

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
 
 from tests.trainer.fake_vllm import adapted_by, installed
+from tests.trainer.forked import run_forked
 from tests.trainer.toy import build, model, train
 from trl_variants import VariantError
 from trl_variants.trainer.engine.compare import Agreement, Shift, truncated
 from trl_variants.trainer.engine.servable import require_servable, require_servable_config, served_rank
-from trl_variants.trainer.engine.snapshot import Snapshot, require_complete
+from trl_variants.trainer.engine.snapshot import Snapshot, require_complete, whole
 
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 
@@ -241,6 +246,57 @@ def test_full_fine_tuning_keeps_the_weight_sync_of_trl(monkeypatch):
     with out.trainer as trainer:
         assert trainer is out.trainer
     assert engine.calls[-1] == "shutdown"
+
+
+def _two_processes(rank, monkeypatch, broken=None):
+    def patch(trainer):
+        if rank == broken:
+            trainer.vllm_generation.llm.serve = lambda *given: 1 / 0
+
+    out, engine = run(monkeypatch, patch=patch, max_steps=2)
+    return engine.names, engine.settings["seed"], out.logged("engine/adapter_gap"), out.change
+
+
+def test_two_processes_have_an_engine_each_and_both_get_every_version(monkeypatch):
+    first, second = run_forked(lambda rank: _two_processes(rank, monkeypatch), ranks=2)
+    assert len(first[0]) == len(second[0]) == 2 and (first[1], second[1]) == (0, 1)
+    assert max(first[2]) < 1e-4 and torch.equal(first[3], second[3])
+
+
+def test_an_engine_that_fails_on_one_process_stops_both(monkeypatch):
+    def rank_fails(rank):
+        with pytest.raises(VariantError, match="process 1: the engine failed: ZeroDivisionError"):
+            _two_processes(rank, monkeypatch, broken=1)
+
+    run_forked(rank_fails, ranks=2)
+
+
+def _shards(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.distributed.init_process_group("gloo")
+    value = torch.arange(10.0).reshape(5, 2)
+    shard = torch.nn.Parameter(distribute_tensor(value, init_device_mesh("cpu", (2,)), [Shard(0)]))
+    return len(shard.to_local()), whole(shard)
+
+
+def test_fsdp2_shards_are_put_together_and_zero3_shards_refused():
+    for rank, (rows, value) in enumerate(run_forked(_shards, ranks=2)):
+        assert rows == (3, 2)[rank] and torch.equal(value, torch.arange(10.0).reshape(5, 2))
+    partitioned = torch.nn.Parameter(torch.empty(0))
+    partitioned.ds_id = 3
+    with pytest.raises(VariantError, match="ZeRO-3 shards cannot reach vLLM: use zero2, fsdp2 or multi_gpu"):
+        whole(partitioned)
+
+
+def test_what_trl_calls_its_engine_is_what_is_replaced():
+    own = lambda method: list(inspect.signature(getattr(VLLMGeneration, method)).parameters)  # noqa: E731
+    assert own("sync_weights") == ["self"]
+    assert own("generate") == ["self", "prompts", "images", "num_generations", "profiler"]
+    assert grpo_trainer.VLLMGeneration is VLLMGeneration  # and put back after each trainer
+    source = inspect.getsource(vllm_generation)
+    assert "self.llm = LLM(" in source and "self.vllm_client = VLLMClient(" in source
 
 
 # --- the comparisons ----------------------------------------------------------------------------------------------

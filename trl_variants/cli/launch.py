@@ -1,7 +1,7 @@
 """`trl-variants train --accelerate_config NAME RECIPE.yaml`: the same run on several processes.
 
-A name is a file, one of `recipes/accelerate/`, or one that TRL ships. GPUs go through `accelerate launch`; on a CPU that
-starts a single process (accelerate 1.15), so there it is torchrun.
+A name is a file, one of `recipes/accelerate/`, or one that TRL ships. GPUs go through `accelerate launch`; a CPU, where
+that starts a single process (accelerate 1.15), through torchrun.
 """
 
 from __future__ import annotations

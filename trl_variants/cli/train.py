@@ -134,6 +134,8 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
     if hasattr(trainer, "end"):
         trainer.end()
     return {**result, "push_failures": trainer.push_failures} if trainer.push_failures else result
+    trainer.close()
+    return result
 
 
 def _say_memory(spec: recipes.RunSpec, data: Any, console: Console) -> None:

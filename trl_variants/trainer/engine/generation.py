@@ -9,6 +9,7 @@ import tempfile
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +47,7 @@ class AdapterGeneration(VLLMGeneration):
         self._run = uuid.uuid4().hex[:8]
         self._fingerprint: str | None = None
         self._folders = _folder(settings.get("mode"), trainer.args.output_dir, self._run)
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folders, ignore_errors=True)  # at exit at the latest
         self._slept = bool(settings.get("enable_sleep_mode")) and settings.get("mode") == "colocate"
         self._unchecked = False
         self._probe: list[int] = []
@@ -264,7 +266,7 @@ class AdapterGeneration(VLLMGeneration):
 
     def remove_adapter(self) -> None:
         """What of this run lies on disk and at the server."""
-        shutil.rmtree(self._folders, ignore_errors=True)
+        self._remove()
         if self.mode == "server" and self.engine is not None:
             with contextlib.suppress(Exception):  # a server that is gone has no adapter either
                 self.engine.unload()
