@@ -148,12 +148,11 @@ def installed(monkeypatch: Any, **switches: Any) -> Iterator[list[FakeLLM]]:
 
     for name, value in (("LLM", LLM), ("SamplingParams", SamplingParams), ("is_vllm_available", lambda: True)):
         monkeypatch.setattr(vllm_generation, name, value, raising=False)
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):  # TRL sets them for its engine
-        if name not in os.environ:  # not in a process group
-            monkeypatch.setenv(name, "")
-            monkeypatch.delenv(name)
     before, FakeLLM.made = FakeLLM.made, []
+    environment = dict(os.environ)  # TRL adds what a process group would have set
     try:
         yield FakeLLM.made
     finally:
         FakeLLM.made = before
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]

@@ -167,8 +167,10 @@ def test_each_version_has_a_fresh_name_and_number_and_the_one_before_is_removed(
     folders = out.trainer.vllm_generation._folders
     assert [f.endswith("-3") for f in os.listdir(folders)] == [True]
     assert "weights" not in engine.calls  # the base was never sent
+    monkeypatch.setenv("WORLD_SIZE", "1")  # as TRL left it
     out.trainer.close()
     out.trainer.close()
+    assert "WORLD_SIZE" not in os.environ
     assert engine.calls.count("shutdown") == 1 and not os.path.exists(folders)
     with pytest.raises(VariantError, match="the trainer was closed"):
         out.trainer.vllm_generation.llm.generate([])

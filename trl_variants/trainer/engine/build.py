@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,11 +18,14 @@ from ...errors import VariantError
 from .generation import AdapterGeneration
 from .servable import require_servable_config
 
+_GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # which TRL sets for an engine of its own
+
 
 @contextlib.contextmanager
 def own_engine(trainer: Any) -> Iterator[None]:
     """While TRL's constructor runs inside, the engine it asks for is `build_engine`'s."""
     stock = grpo_trainer.VLLMGeneration
+    trainer.environment_before = {name: os.environ.get(name) for name in _GROUP}
     grpo_trainer.VLLMGeneration = functools.partial(build_engine, trainer)
     try:
         yield
@@ -96,6 +100,9 @@ def close_engine(trainer: Any) -> None:
     destroy_model_parallel()
     if trainer.accelerator.num_processes == 1:  # with several it is the trainer's own process group
         destroy_distributed_environment()
+        for name, value in trainer.environment_before.items():  # or the next trainer would look for that group
+            if value is None:
+                os.environ.pop(name, None)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
