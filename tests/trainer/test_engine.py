@@ -241,6 +241,30 @@ def test_an_adapter_that_stands_still_is_said_once_it_should_have_moved(monkeypa
     assert out.change.norm() == 0 and [c for c in engine.calls if c.startswith("add")] == ["add 1"]
 
 
+def test_an_adapter_that_is_trained_on_is_there_from_the_start(monkeypatch):
+    given = adapted().float()
+    out, engine = run(monkeypatch, model_given=given, trainer_arguments={}, max_steps=1)
+    assert engine.calls.count("add 1") == 1
+    assert out.logged("engine/adapter_gap")[0] < 1e-4 and out.logged("engine/adapter_effect")[0] > 0.02
+    assert out.logged("engine/base_gap")[0] < 1e-4
+
+
+def test_what_cannot_be_served_is_merged_on_request(monkeypatch):
+    dora = {"trainer_arguments": {"peft_config": lora(use_dora=True)}}
+    out, engine = run(monkeypatch, vllm_adapter_sync="merge", **dora)
+    assert engine.calls.count("weights") == 3 and "enable_lora" not in engine.settings
+    assert max(out.logged("sampling/sampling_logp_difference/max")) < 1e-4
+
+
+def test_the_comparisons_count_as_no_forwards_of_the_method(monkeypatch):
+    out, _ = run(monkeypatch, max_steps=2)
+    plain = train(
+        variant="dapo", num_iterations=1, steps_per_generation=2, max_steps=2, trainer_arguments={"peft_config": lora()}
+    )
+    scored = 1.0  # for the correction the old log-probs are computed
+    assert out.logged("plan/forwards_per_row")[-1] == plain.logged("plan/forwards_per_row")[-1] + scored
+
+
 def test_full_fine_tuning_keeps_the_weight_sync_of_trl(monkeypatch):
     out, engine = run(monkeypatch, trainer_arguments={}, learning_rate=1e-3)
     assert engine.calls.count("weights") == 3 and "enable_lora" not in engine.settings

@@ -42,7 +42,7 @@ def at_temperature(trainer: Any, temperature: float) -> Iterator[None]:
 def of_trainer(trainer: Any, ids: list[int], base: bool = False) -> Tensor:
     """(len(ids) - 1,) log-probs at temperature 1 under the adapter or the bare base."""
     off = adapter(trainer.unwrapped, None) if base else contextlib.nullcontext()
-    with at_temperature(trainer, 1.0), off:
+    with at_temperature(trainer, 1.0), off, trainer.forward.uncounted():
         [found] = trainer.services.score([ids[:1]], [ids[1:]])
     return found.double().cpu()
 
@@ -77,7 +77,8 @@ def of_sampler(trainer: Any, prompt: list[int], completions: list[list[int]]) ->
         "completion_ids": torch.tensor(padded, device=device),
         "completion_mask": live.long(),
     }
-    _, hidden = trainer.frozen_pass(trainer.model, batch, True)
+    with trainer.forward.uncounted():
+        _, hidden = trainer.frozen_pass(trainer.model, batch, True)
     ids = batch["completion_ids"][live][:, None]
     logits = trainer.head_of(trainer.model)(hidden[live]).double()
     full = logits.log_softmax(-1).gather(1, ids)[:, 0]

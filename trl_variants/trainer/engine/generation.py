@@ -163,11 +163,11 @@ class AdapterGeneration(VLLMGeneration):
 
     def _compare(self, prompts: list) -> None:
         """The start-up comparison, on the first process's first prompt."""
-        shared = [max(prompts[:4], key=len)[-PROBE:]]
+        shared = [max(prompts[:4], key=len, default=[])[-PROBE:]]
         broadcast_object_list(shared, from_process=0)
         prompt = shared[0]
         ids, said = self._shared(lambda: self._samples(prompt))
-        self._probe = prompt + max(ids, key=len)
+        self._probe = (prompt + max(ids, key=len))[:-1]  # the engine adds a token, and must have room for it
         self._bases = of_trainer(self.trainer, self._probe, base=True), self._from_engine(base=True)
         sampler = untruncated = None
         if self._comparable:
@@ -189,17 +189,12 @@ class AdapterGeneration(VLLMGeneration):
 
     @property
     def _serves_quantized(self) -> bool:
-        return self.engine_quantized or getattr(self.model.config, "_name_or_path", "") in self._quantized_folders
-
-    @property
-    def _quantized_folders(self) -> tuple[str, ...]:
-        """The model's folder where its files are quantized: every engine then loads what the trainer loaded."""
-        path = self.model.name_or_path
-        file = os.path.join(path, "config.json")
-        if not os.path.isfile(file):
-            return ()
+        """Whether the engine's base is in 4 bits too: by its own doing, or because the model's files are."""
+        file = os.path.join(self.model.name_or_path, "config.json")
+        if self.engine_quantized or not os.path.isfile(file):
+            return self.engine_quantized
         with open(file) as config:
-            return (path,) if "quantization_config" in config.read() else ()
+            return "quantization_config" in config.read()
 
     @property
     def _comparable(self) -> bool:
