@@ -12,6 +12,7 @@ import copy
 import json
 import os
 import sys
+import tempfile
 import types
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from trl.generation import vllm_generation
 
+from tests.trainer.toy import folder
 from trl_variants.trainer.engine.compare import truncated
 
 
@@ -148,6 +150,7 @@ def installed(monkeypatch: Any, **switches: Any) -> Iterator[list[FakeLLM]]:
 
     for name, value in (("LLM", LLM), ("SamplingParams", SamplingParams), ("is_vllm_available", lambda: True)):
         monkeypatch.setattr(vllm_generation, name, value, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", folder())  # adapters go where the toy's models go
     before, FakeLLM.made = FakeLLM.made, []
     environment = dict(os.environ)  # TRL adds what a process group would have set
     try:
