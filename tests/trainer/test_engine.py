@@ -337,6 +337,12 @@ def test_a_quantized_base_under_an_unquantized_engine_needs_the_correction():
         Agreement(base=0.6, sampler=0.6, untruncated=0.6).require(1.0, corrected=True, settings="")
 
 
+def test_raw_log_probs_are_told_from_noise():
+    Agreement(base=0.3, sampler=0.3, untruncated=0.3, raw=0.25).require(0.5, corrected=True, settings="")
+    with pytest.raises(VariantError, match="not those of its sampler"):  # though 0.1 is inside the limit of 0.13
+        Agreement(base=0.01, sampler=0.1, untruncated=0.1, raw=0.01).require(0.4, corrected=True, settings="")
+
+
 @pytest.mark.parametrize(
     "gap, effect, answer, arrived",
     [

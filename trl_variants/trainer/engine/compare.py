@@ -63,11 +63,9 @@ def truncated(logits: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
 
 
 @torch.no_grad()
-def of_sampler(trainer: Any, prompt: list[int], completions: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """(tokens,) twice, at the run's temperature: under the whole distribution, and under its top-k, top-p, min-p part.
-
-    A token outside that part has log-prob -inf in the second.
-    """
+def of_sampler(trainer: Any, prompt: list[int], completions: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """(tokens,) three times: the completions' log-probs at the run's temperature under the whole distribution, under
+    its top-k, top-p, min-p part (-inf outside it), and at temperature 1 under the whole."""
     longest, device = max(map(len, completions)), trainer.accelerator.device
     padded = [ids + [trainer.pad_id] * (longest - len(ids)) for ids in completions]
     live = torch.tensor([[i < len(ids) for i in range(longest)] for ids in completions], device=device)
@@ -81,10 +79,11 @@ def of_sampler(trainer: Any, prompt: list[int], completions: list[list[int]]) ->
         _, hidden = trainer.frozen_pass(trainer.model, batch, True)
     ids = batch["completion_ids"][live][:, None]
     logits = trainer.head_of(trainer.model)(hidden[live]).double()
-    full = logits.log_softmax(-1).gather(1, ids)[:, 0]
     engine = trainer.vllm_generation
-    part = truncated(logits, engine.top_k or 0, engine.top_p, engine.min_p or 0.0).gather(1, ids)[:, 0]
-    return full.cpu(), part.cpu()
+    part = truncated(logits, engine.top_k or 0, engine.top_p, engine.min_p or 0.0)
+    whole, raw = logits.log_softmax(-1), (logits * trainer.temperature).log_softmax(-1)
+    full, inside, plain = (x.gather(1, ids)[:, 0].cpu() for x in (whole, part, raw))
+    return full, inside, plain
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,7 @@ class Agreement:
     base: float  # between the bare bases
     sampler: float | None  # the engine's own log-probs of its samples beside the trainer's, after the same truncation
     untruncated: float | None  # the same beside the trainer's whole distribution
+    raw: float | None = None  # the same beside its whole distribution at temperature 1
     quantized_only_here: bool = False  # the trainer's base is in 4 bits, the engine's is not
 
     def limit(self, temperature: float = 1.0) -> float:
@@ -120,7 +120,8 @@ class Agreement:
             )
         if self.sampler is None or self.untruncated is None:
             return
-        if not self.sampler <= self.limit(temperature):
+        raw = self.raw is not None and self.sampler > FLOOR and self.raw < self.sampler / 2
+        if raw or not self.sampler <= self.limit(temperature):
             raise VariantError(
                 f"the engine's log-probs are not those of its sampler ({settings}): {self.sampler:.3f} nats a token "
                 "from the trainer's. Start the server with --logprobs-mode processed_logprobs"

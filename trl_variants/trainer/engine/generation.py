@@ -169,15 +169,15 @@ class AdapterGeneration(VLLMGeneration):
         ids, said = self._shared(lambda: self._samples(prompt))
         self._probe = (prompt + max(ids, key=len))[:-1]  # the engine adds a token, and must have room for it
         self._bases = of_trainer(self.trainer, self._probe, base=True), self._from_engine(base=True)
-        sampler = untruncated = None
+        sampler = untruncated = raw = None
         if self._comparable:
             own = torch.tensor([x for row in said for x in row], dtype=torch.float64)
-            full, part = of_sampler(self.trainer, prompt, ids)
+            full, part, plain = of_sampler(self.trainer, prompt, ids)
             kept = part.isfinite()  # rounding moves a token across the edge of what is kept
-            untruncated = mean_gap(full, own)
+            untruncated, raw = mean_gap(full, own), mean_gap(plain, own)
             sampler = mean_gap(part[kept], own[kept]) if 2 * kept.sum() >= len(kept) else float("inf")
         lonely = self.quantized and not self._serves_quantized
-        found = self.agreement = Agreement(mean_gap(*self._bases), sampler, untruncated, lonely)
+        found = self.agreement = Agreement(mean_gap(*self._bases), sampler, untruncated, raw, lonely)
         settings = f"temperature {self.temperature}, top_p {self.top_p}, top_k {self.top_k}, min_p {self.min_p or 0.0}"
         corrected = bool(self.trainer.args.vllm_importance_sampling_correction)
         self._together(lambda: found.require(self.temperature, corrected, settings))
