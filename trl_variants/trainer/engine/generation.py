@@ -163,7 +163,7 @@ class AdapterGeneration(VLLMGeneration):
 
     def _compare(self, prompts: list) -> None:
         """The start-up comparison, on the first process's first prompt."""
-        shared = [max(prompts[:4], key=len, default=[])[-PROBE:]]
+        shared: list[list[int]] = [max(prompts[:4], key=len, default=[])[-PROBE:]]
         broadcast_object_list(shared, from_process=0)
         prompt = shared[0]
         ids, said = self._shared(lambda: self._samples(prompt))
