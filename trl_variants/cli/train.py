@@ -133,9 +133,8 @@ def train(spec: recipes.RunSpec, *, resume: bool = False, console: Console | Non
             console.print(f"pushed: {sent.commit_url}", highlight=False, soft_wrap=True)
     if hasattr(trainer, "end"):
         trainer.end()
-    return {**result, "push_failures": trainer.push_failures} if trainer.push_failures else result
     trainer.close()
-    return result
+    return {**result, "push_failures": trainer.push_failures} if trainer.push_failures else result
 
 
 def _say_memory(spec: recipes.RunSpec, data: Any, console: Console) -> None:

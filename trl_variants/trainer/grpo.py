@@ -31,7 +31,7 @@ from ..schedule import at
 from .checkpoint import load_rank, load_shared, save_rank, save_shared
 from .config import VariantGRPOConfig, variant_of
 from .embedding import Embedding
-from .engine import close_engine, refuse_unservable
+from .engine import refuse_unservable
 from .forward import Tally
 from .memory import HookMemory
 from .metrics import MetricBook
@@ -145,16 +145,6 @@ class VariantGRPOTrainer(SeamTrainer):
         self.team = Team(self)
         self.learner_trains_policy = self.team.trains_policy
         self.check_card()
-
-    def close(self) -> None:
-        """Frees the vLLM engine, for the next trainer in a notebook; this one generates no more. Twice is once."""
-        close_engine(self)
-
-    def __enter__(self) -> VariantGRPOTrainer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # --- what the run and the variant ask of each other ---------------------------------------------------------
 

@@ -40,7 +40,7 @@ from trl.trainer.utils import (
 )
 
 from ..errors import RewardError, VariantError
-from .engine import own_engine
+from .engine import ClosesEngine, own_engine
 from .forward import Forward
 from .guard import RewardGuard
 from .missing import missing_extra, missing_model
@@ -134,7 +134,7 @@ def private_names_that_changed() -> list[str]:
 require_supported_trl()
 
 
-class SeamTrainer(ModelPasses, Processes, Publishing, GRPOTrainer):
+class SeamTrainer(ModelPasses, Processes, Publishing, ClosesEngine, GRPOTrainer):
     """trl.GRPOTrainer with its private seams named; see the module's text."""
 
     named = True  # whether the run names a variant; without one the logs are TRL's

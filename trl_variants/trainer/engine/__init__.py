@@ -1,5 +1,5 @@
 """vLLM beside the trainer: adapters are served as adapters, and what the engine runs is compared with the policy."""
 
-from .build import close_engine, own_engine, refuse_unservable
+from .build import ClosesEngine, own_engine, refuse_unservable
 
-__all__ = ["close_engine", "own_engine", "refuse_unservable"]
+__all__ = ["ClosesEngine", "own_engine", "refuse_unservable"]

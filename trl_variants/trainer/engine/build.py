@@ -7,7 +7,7 @@ import functools
 import gc
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from accelerate.utils import is_peft_model
@@ -80,29 +80,37 @@ class Closed:
         raise VariantError("the trainer was closed: build a new one to generate")
 
 
-def close_engine(trainer: Any) -> None:
-    """Frees the engine of a trainer, colocated or not; the trainer generates no more. A second call does nothing."""
-    generation = getattr(trainer, "vllm_generation", None)
-    if generation is None:
-        return
-    if isinstance(generation, AdapterGeneration):
-        generation.remove_adapter()
-    llm = getattr(generation, "llm", None)
-    if generation.mode == "server" or llm is None:
-        return
-    if isinstance(llm, Closed):
-        return
-    llm.llm_engine.engine_core.shutdown()
-    generation.llm = Closed()
-    del llm
-    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+class ClosesEngine:
+    """A part of the trainer: `close()`, or a `with` block around its use."""
 
-    destroy_model_parallel()
-    if trainer.accelerator.num_processes == 1:  # with several it is the trainer's own process group
-        destroy_distributed_environment()
-        for name, value in trainer.environment_before.items():  # or the next trainer would look for that group
-            if value is None:
-                os.environ.pop(name, None)
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    accelerator: Any
+    environment_before: dict[str, str | None]
+
+    def close(self) -> None:
+        """Frees the vLLM engine, for the next trainer in a notebook; this one generates no more. Twice is once."""
+        generation = getattr(self, "vllm_generation", None)
+        if isinstance(generation, AdapterGeneration):
+            generation.remove_adapter()
+        llm = getattr(generation, "llm", None)
+        if generation is None or llm is None or isinstance(llm, Closed):  # none, or a server
+            return
+        llm.llm_engine.engine_core.shutdown()
+        generation.llm = Closed()
+        del llm
+        from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+        destroy_model_parallel()
+        if self.accelerator.num_processes == 1:  # with several it is the trainer's own process group
+            destroy_distributed_environment()
+            for name, value in self.environment_before.items():  # or the next trainer would look for that group
+                if value is None:
+                    os.environ.pop(name, None)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
