@@ -11,7 +11,7 @@ import torch
 from tests.trainer import toy  # noqa: F401  (freezes what is imported)
 from trl_variants import VariantError
 from trl_variants.cli import main
-from trl_variants.cli.sources import _reward
+from trl_variants.cli.sources import reward_named
 from trl_variants.report import run_folder
 from trl_variants.tasks import load_task
 
@@ -20,9 +20,9 @@ FEW = "--max_steps 2 --per_device_train_batch_size 16 --task.eval_size 8 --task.
 
 
 def test_names(tmp_path):
-    assert _reward("org/model") == "org/model" and _reward(str(tmp_path)) == str(tmp_path)
+    assert reward_named("org/model") == "org/model" and reward_named(str(tmp_path)) == str(tmp_path)
     with pytest.raises(VariantError, match="reward model's folder or Hub id"):
-        _reward("nothing")
+        reward_named("nothing")
 
 
 def test_rlhf_with_a_reward_model_of_a_folder(tmp_path, monkeypatch):

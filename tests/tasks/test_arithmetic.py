@@ -65,7 +65,7 @@ def train(model, tokenizer, task, out: Path, seed: int, **changes):
 def test_unknown_name_gets_a_hint():
     with pytest.raises(ValueError, match="did you mean 'arithmetic'"):
         load_task("arithmetics")
-    with pytest.raises(ValueError, match="known tasks: arithmetic, reasoning_gym"):
+    with pytest.raises(ValueError, match="known tasks: arithmetic, gsm8k, reasoning_gym"):
         load_task("qqq")
 
 

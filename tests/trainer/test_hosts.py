@@ -43,6 +43,7 @@ LATER = {
     "zero-variance-filter",
     "conspo",
     "scalerl",
+    "dsdr",
 }
 MOVED = 1e-6  # relative, in float64, where rounding leaves about 1e-12
 CHANGED = [v for v in variants if v.about and v.about.host != v.name]

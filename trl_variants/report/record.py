@@ -154,7 +154,7 @@ def facts_of(trainer: Any) -> dict[str, Any]:
         "seed": args.seed,
         "steps": trainer.state.global_step,
         "model": path if hub_id(path) else os.path.basename(path.rstrip("/")),
-        "base_model": args.hub_base_model or hub_id(path),
+        "base_model": getattr(args, "hub_base_model", None) or hub_id(path),
         "adapter": None if not adapters else adapter_facts(next(iter(adapters.values()))),
         "quantization": quantization_name(quantized),
         "dataset": getattr(getattr(trainer.train_dataset, "info", None), "dataset_name", None),

@@ -67,7 +67,7 @@ class Publishing:
         Raises VariantError on every process for a head that the Hub would refuse.
         """
         error = None
-        base = self.args.hub_base_model
+        base = getattr(self.args, "hub_base_model", None)
         if base is not None and hub_id(base) is None:
             error = f"hub_base_model must be a Hub id such as Qwen/Qwen3-0.6B, got {base!r}"
         if error is None and self.args.push_to_hub and self.is_world_process_zero():  # type: ignore[attr-defined]
