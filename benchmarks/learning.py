@@ -266,7 +266,7 @@ def train(variant: Variant, seed: int, settings: Settings, model: Any = None, ca
 
 
 def plain(like: Variant, scope: str | None = None) -> Variant:
-    """Grouped advantage, token ratio, PPO clip and sequence mean at the needs and the scope of another variant."""
+    """Grouped advantage, token ratio, PPO clip, sequence mean; needs, scope and rollouts of another variant."""
     from trl_variants.trainer.scoring import scoring_needs
 
     def needing(cls: type, **attributes: Any) -> Any:
@@ -276,6 +276,7 @@ def plain(like: Variant, scope: str | None = None) -> Variant:
     of_loss = frozenset().union(*(h.needs for _, h in like.hooks())) - {"rollout_logps"}
     return Variant(
         name="plain",
+        rollouts=like.rollouts,  # how rows are drawn is no cost of the loss
         advantage=needing(Grouped, needs=scoring_needs(like)),
         ratio=needing(TokenRatio, needs=of_loss | TokenRatio().needs, scope=scope or like.scope),
         clip=PPOClip(),
