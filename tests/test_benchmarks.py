@@ -388,7 +388,7 @@ def test_the_shipped_model_never_solves_the_unsolved_split():
 
 
 def _run(task="arithmetic", arm="ppo", seed=0, **changes):
-    facts = {"before": 0.4, "after": 0.9, "explained": 0.5, "seconds": 3.0}
+    facts = {"before": 0.4, "after": 0.9, "explained": 0.5, "explainable": 0.6, "seconds": 3.0}
     return {(task, arm, seed): {"task": task, "arm": arm, "seed": seed, **facts, **changes}}
 
 
@@ -407,7 +407,45 @@ def test_ppo_table_shows_means_over_seeds():
     done = _run() | _run(seed=1, after=0.8, explained=0.3)
     table = ppo.markdown(done, ["arithmetic"], ["ppo", "vapo"], 2)
     samples = ppo.BUDGETS["arithmetic"].generations * ppo.BUDGETS["arithmetic"].rows
-    assert table.splitlines()[-1] == f"| arithmetic | ppo | {samples} | 0.40 -> 0.85 ± 0.05 | 0.40 | 3 |"
+    assert table.splitlines()[-1] == f"| arithmetic | ppo | {samples} | 0.40 -> 0.85 ± 0.05 | 0.40 | 0.60 | 3 |"
+
+
+class _Coin:
+    """Model, tokenizer and task in one: answers of three tokens, one of them a coin that decides the reward."""
+
+    eos_token_id, max_new_tokens = 9, 3
+
+    def __init__(self, place: int):
+        self.place, self.eval_dataset, self.reward_funcs = place, self, [self.reward]
+
+    def eval(self):
+        return self
+
+    def select(self, _):
+        return {"prompt": ["?"], "answer": ["1"]}
+
+    def __call__(self, prompt, return_tensors):
+        return {"input_ids": torch.zeros(1, 1, dtype=torch.long)}
+
+    def generate(self, input_ids, num_return_sequences, **_):
+        ids = torch.zeros(num_return_sequences, 4, dtype=torch.long)
+        ids[::2, 1 + self.place] = 1
+        return ids
+
+    def batch_decode(self, ids, skip_special_tokens):
+        return [str(row[self.place]) for row in ids.tolist()]
+
+    def reward(self, prompts, completions, answer):
+        return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+
+@pytest.mark.parametrize("place,known", [(0, 2 / 3), (1, 1 / 3), (2, 0.0)])
+def test_what_a_critic_could_explain(place, known):
+    """Of the three states before a token, those after the coin tell the reward."""
+    from benchmarks import ppo
+
+    coin = _Coin(place)
+    assert ppo.explainable(coin, coin, coin, problems=1, samples=512) == pytest.approx(known, abs=0.005)
 
 
 def test_memory_counts_tied_weights_once_and_what_a_critic_adds():
