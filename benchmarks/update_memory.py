@@ -3,10 +3,11 @@
 TRL's head works on tiles of 4096 tokens x 32768 entries, on a CPU with about eight of them at a time: up to there
 memory grows with the tokens, beyond it does not.
 
-    python benchmarks/update_memory.py [--tokens 1024,2048,4096,8192,16384] [--vocabulary 32768]
+    python benchmarks/update_memory.py [--tokens 1024,2048,4096,8192,16384] [--vocabulary 32768] [--device cuda]
 
 Each size runs in a process of its own: a one-layer model, so that the head is what could grow, and one line of rows.
-Prints the peak resident memory above the process's own before the pass, and what logits of every position would take.
+Prints the peak resident memory (on a GPU the allocator's) above that before the pass, and what logits of every position
+would take.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Peak(threading.Thread):
         return self.most
 
 
-def measure(tokens: int, vocabulary: int, width: int, answer: Any) -> None:
+def measure(tokens: int, vocabulary: int, width: int, device: str, answer: Any) -> None:
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
@@ -80,29 +81,38 @@ def measure(tokens: int, vocabulary: int, width: int, answer: Any) -> None:
             model=model,
             reward_funcs=lambda completions, **_: [0.0] * len(completions),
             args=VariantGRPOConfig(
-                folder, use_cpu=True, bf16=False, report_to="none", num_generations=2, per_device_train_batch_size=2
+                folder,
+                use_cpu=device == "cpu",
+                bf16=False,
+                report_to="none",
+                num_generations=2,
+                per_device_train_batch_size=2,
             ),
             train_dataset=Dataset.from_list([{"prompt": "1"}] * 4),
             processing_class=AutoTokenizer.from_pretrained(tiny_model_path()),
             variant="dapo",
         )
     rows = tokens // ROW
-    ids = torch.randint(3, vocabulary, (rows, ROW))
+    ids = torch.randint(3, vocabulary, (rows, ROW), device=device)
     batch = {
         "prompt_ids": ids[:, :PROMPT],
-        "prompt_mask": torch.ones(rows, PROMPT, dtype=torch.long),
+        "prompt_mask": torch.ones_like(ids[:, :PROMPT]),
         "completion_ids": ids[:, PROMPT:],
-        "completion_mask": torch.ones(rows, ROW - PROMPT, dtype=torch.long),
+        "completion_mask": torch.ones_like(ids[:, PROMPT:]),
     }
     _ = trainer.forward.abilities
     model.zero_grad(set_to_none=False)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    before, peak = resident(), Peak()
-    peak.start()
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        before, peak = resident(), Peak()
+        peak.start()
     logps, entropy, _ = trainer.logps_and_entropy(model, batch)
     (logps.sum() + 0.1 * entropy.sum()).backward()
-    answer.put(peak.stop() - before)
+    answer.put((torch.cuda.max_memory_allocated() if device == "cuda" else peak.stop()) - before)
 
 
 def main() -> int:
@@ -110,6 +120,7 @@ def main() -> int:
     parser.add_argument("--tokens", default="1024,2048,4096,8192,16384")
     parser.add_argument("--vocabulary", type=int, default=32768)
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
     fork = multiprocessing.get_context("spawn")
     sizes, peaks = [int(n) for n in args.tokens.split(",")], []
@@ -117,7 +128,7 @@ def main() -> int:
     print("| tokens | peak above the start, MiB | logits of every position in fp32, MiB |\n|---|---|---|")
     for size in sizes:
         answer = fork.Queue()
-        process = fork.Process(target=measure, args=(size, args.vocabulary, args.width, answer))
+        process = fork.Process(target=measure, args=(size, args.vocabulary, args.width, args.device, answer))
         process.start()
         peaks.append(answer.get() / MIB)
         process.join()

@@ -1,10 +1,12 @@
 """The update phase beside TRL's: tokens processed, share of useful ones, time, on the same rollouts.
 
-    python benchmarks/update_phase.py [--rounds 5] [--workloads skewed,dense] [--scale 1.0]
+    python benchmarks/update_phase.py [--rounds 5] [--workloads skewed,dense]
+        [--device cuda --dtype bfloat16 --attention flash_attention_2]
 
 Each workload is a window of given lengths and rewards (`rollout_func` returns random tokens of those lengths). TRL's
 trainer and ours take one optimizer step on it in turn, in one process; measured are CPU seconds of the micro-steps
-without generation and scoring. Gradients are compared in every round. Exits 1 when a bound is broken.
+without generation and scoring, on a GPU wall seconds. Gradients are compared in every round, in bfloat16 both with
+float32's too. Exits 1 when a bound is broken; bounds on time are those of a CPU, and printed only on a GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from trl_variants.tasks.arithmetic import tiny_model_path
 
 VOCABULARY = 2048
 GROUP, MICRO, ACCUMULATION = 8, 4, 8
-MOST_DIFFERENCE = 1e-5
+MOST_DIFFERENCE = 1e-5  # in float32; in bfloat16 ours may be a tenth further from float32's gradient than TRL's is
+MORE = 1.1
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Measure(TrainerCallback):
 
     def __init__(self, trainer: Any):
         self.seconds, self.processed, self.scoring = 0.0, 0, 0.0
+        self.on_gpu = trainer.accelerator.device.type == "cuda"
         self.trainer, self.gradient = trainer, torch.empty(0)
         self.handle = trainer.model.model.register_forward_pre_hook(self._on_forward, with_kwargs=True)
         trainer._generate_and_score_completions = self._timed(trainer._generate_and_score_completions, "scoring")
@@ -119,21 +123,27 @@ class Measure(TrainerCallback):
 
     def _timed(self, function: Callable, name: str) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:
-            start = time.process_time()
+            start = self._now()
             try:
                 return function(*args, **kwargs)
             finally:
-                setattr(self, name, getattr(self, name) + time.process_time() - start)
+                setattr(self, name, getattr(self, name) + self._now() - start)
 
         return run
 
+    def _now(self) -> float:
+        if not self.on_gpu:
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.gradient = torch.cat([p.grad.flatten() for p in self.trainer.model.parameters()])
+        self.gradient = torch.cat([p.grad.float().flatten() for p in self.trainer.model.parameters()])
 
 
-def model(layers: int, width: int) -> Qwen3ForCausalLM:
+def model(layers: int, width: int, dtype: str = "float32", attention: str = "sdpa") -> Qwen3ForCausalLM:
     torch.manual_seed(0)
-    return Qwen3ForCausalLM(
+    made = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=VOCABULARY,
             hidden_size=width,
@@ -145,16 +155,20 @@ def model(layers: int, width: int) -> Qwen3ForCausalLM:
             max_position_embeddings=2048,
             pad_token_id=0,
             eos_token_id=1,
+            attn_implementation=attention,
         )
     )
+    return made.to(getattr(torch, dtype))
 
 
-def step(cls: type, policy: Any, workload: Workload, seed: int, folder: str, **settings: Any) -> Measure:
+def step(
+    cls: type, policy: Any, workload: Workload, seed: int, folder: str, device: str = "cpu", **settings: Any
+) -> Measure:
     """One optimizer step of a trainer on the workload's window of this seed; the first forward of a run warms up."""
     rollout = Rollout(workload, seed)
     config = (VariantGRPOConfig if issubclass(cls, VariantGRPOTrainer) else GRPOConfig)(
         output_dir=folder,
-        use_cpu=True,
+        use_cpu=device == "cpu",
         bf16=False,
         report_to="none",
         gradient_checkpointing=False,
@@ -187,6 +201,10 @@ def step(cls: type, policy: Any, workload: Workload, seed: int, folder: str, **s
     return measure
 
 
+def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
 def spread(values: list[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
@@ -199,9 +217,15 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--variant", default="clip-higher", help="DAPO without its sampling")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument(
+        "--attention", default="sdpa", help="of transformers; flash_attention_2 needs a GPU and bfloat16"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    policy, broken = model(args.layers, args.width), []
+    policy, broken = model(args.layers, args.width, args.dtype, args.attention), []
+    exact = model(args.layers, args.width) if args.dtype != "float32" else None
     ours = dict(variant=args.variant, self_test=False)
     loss = dict(epsilon_high=0.28) if args.variant == "clip-higher" else {}
     table = Table(
@@ -216,17 +240,24 @@ def main() -> int:
             for round_ in range(args.rounds):
                 sys.stdout = quiet
                 try:
-                    theirs = step(GRPOTrainer, policy, workload, round_, folder, **loss)
-                    mine = step(VariantGRPOTrainer, policy, workload, round_, folder, **ours)
+                    theirs = step(GRPOTrainer, policy, workload, round_, folder, args.device, **loss)
+                    mine = step(VariantGRPOTrainer, policy, workload, round_, folder, args.device, **ours)
+                    full = exact and step(GRPOTrainer, exact, workload, round_, folder, args.device, **loss)
                 finally:
                     sys.stdout = keep
                 groups = Rollout(workload, round_).groups
                 needed = sum(size * len(lengths) + sum(lengths) for size, lengths, _ in groups)
                 share = float(mine.trainer.state.log_history[0]["plan/useful_share"])
-                apart = float((mine.gradient - theirs.gradient).norm() / theirs.gradient.norm())
+                apart = _apart(mine.gradient, theirs.gradient)
+                most = MOST_DIFFERENCE
+                if full is not None:  # rounding is larger than any fault of the split: whose is nearer to float32?
+                    apart, most = (_apart(g.gradient, full.gradient) for g in (mine, theirs))
+                    most *= MORE
+                if apart > most:
+                    broken.append(f"{name} {round_}: gradients are {apart:.1e} apart, {most:.1e} allowed")
                 print(
                     f"{name} {round_}: TRL {theirs.seconds:.2f} s, ours {mine.seconds:.2f} s, useful {share:.3f}, "
-                    f"gradient apart {apart:.0e}",
+                    f"gradient apart {apart:.1e} of {most:.1e} allowed",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -253,12 +284,10 @@ def main() -> int:
                 spread(seen["ratio"]),
                 f"{max(seen['apart']):.0e}",
             )
-            if middle["ratio"] < workload.least_ratio:
+            if args.device == "cpu" and middle["ratio"] < workload.least_ratio:
                 broken.append(f"{name}: {middle['ratio']:.2f} times faster, {workload.least_ratio} wanted")
             if middle["useful"] < workload.least_share:
                 broken.append(f"{name}: {middle['useful']:.1%} of the tokens are useful, {workload.least_share} wanted")
-            if max(seen["apart"]) > MOST_DIFFERENCE:
-                broken.append(f"{name}: gradients differ by {max(seen['apart']):.0e}")
     Console(width=140).print(table)
     print("bounds hold" if not broken else "BROKEN: " + "; ".join(broken))
     return bool(broken)
