@@ -1,6 +1,6 @@
 """Whole recipes with the update planner and without it: where the seconds go, and that the curves are the same.
 
-    python benchmarks/end_to_end.py [--recipes quickstart,smollm2-cpu-lora] [--steps N] [--rounds 1] [--dtype float32]
+    python benchmarks/end_to_end.py [--recipes quickstart,smollm2-cpu-lora] [--steps N] [--rounds 1] [--any.field VALUE]
 
 Each recipe runs in a process of its own, in turn with `plan_updates` on and off, from the same seed. Prints rollout,
 scoring and update seconds (wall, summed over the run) and the first logged step whose reward differs. Fails when the
@@ -72,11 +72,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--recipes", default="quickstart,smollm2-cpu-lora", help="names of files in recipes/")
     parser.add_argument("--steps", type=int, help="instead of the recipe's")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--dtype", help="of the weights, instead of the recipe's")
     parser.add_argument("--same", type=int, default=1, help="steps whose rewards must be equal")
-    args = parser.parse_args(words)
-    given = {"--max_steps": args.steps, "--dtype": args.dtype}
-    options = [word for name, value in given.items() if value for word in (name, str(value))]
+    args, options = parser.parse_known_args(words)  # the rest is the recipes'
+    options += ["--max_steps", str(args.steps)] if args.steps else []
     print(HEAD, flush=True)
     wrong = False
     for name in args.recipes.split(","):
