@@ -128,6 +128,23 @@ def measure(model: Any, settings: Settings) -> dict[str, float]:
     }
 
 
+@torch.no_grad()
+def sampled(model: Any, tokenizer: Any, task: Any, problems: int, samples: int) -> list[tuple[torch.Tensor, list]]:
+    """For each of the first held-out problems its samples from one seed: (samples, T) token ids, and their rewards."""
+    model.eval()
+    rows, found = task.eval_dataset.select(range(problems)), []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for prompt, answer in zip(rows["prompt"], rows["answer"], strict=True):
+            batch = tokenizer(prompt, return_tensors="pt")
+            ids = model.generate(
+                **batch, do_sample=True, top_k=0, max_new_tokens=task.max_new_tokens, num_return_sequences=samples
+            )[:, batch["input_ids"].shape[1] :]
+            texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+            found.append((ids, task.reward_funcs[0](prompts=None, completions=texts, answer=[answer] * samples)))
+    return found
+
+
 def greedy(model: Any, settings: Settings) -> float:
     """Greedy accuracy on the first held-out problems."""
     problems = settings.greedy_problems

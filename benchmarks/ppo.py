@@ -30,6 +30,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 
 import torch
 
+from benchmarks.learning import sampled
 from trl_variants import Variant, variant
 
 
@@ -68,35 +69,20 @@ def arm(name: str) -> Variant:
     return made.with_(**edits)
 
 
-@torch.no_grad()
 def explainable(model: Any, tokenizer: Any, task: Any, problems: int = 100, samples: int = 128) -> float:
     """At most this share of the variance of rewards over an answer's states is known from the state: 1 - E Var(R | s) /
     Var(R), s the problem and the tokens so far. Variances inside a state are unbiased; a state met once counts as
     known."""
-    model.eval()
-    rows = task.eval_dataset.select(range(problems))
     inside, states, total, squares = 0.0, 0, 0.0, 0.0
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for prompt, answer in zip(rows["prompt"], rows["answer"], strict=True):
-            batch = tokenizer(prompt, return_tensors="pt")
-            ids = model.generate(
-                **batch, do_sample=True, top_k=0, max_new_tokens=task.max_new_tokens, num_return_sequences=samples
-            )[:, batch["input_ids"].shape[1] :]
-            texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-            earned = task.reward_funcs[0](prompts=None, completions=texts, answer=[answer] * samples)
-            met: dict[tuple[int, ...], list[float]] = {}
-            for tokens, reward in zip(ids.tolist(), earned, strict=True):
-                length = tokens.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in tokens else len(tokens)
-                for t in range(length):
-                    met.setdefault(tuple(tokens[:t]), []).append(float(reward))
-            for rewards in met.values():
-                inside += len(rewards) * statistics.variance(rewards) if len(rewards) > 1 else 0.0
-                states, total, squares = (
-                    states + len(rewards),
-                    total + sum(rewards),
-                    squares + sum(r * r for r in rewards),
-                )
+    for ids, earned in sampled(model, tokenizer, task, problems, samples):
+        met: dict[tuple[int, ...], list[float]] = {}
+        for tokens, reward in zip(ids.tolist(), earned, strict=True):
+            length = tokens.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in tokens else len(tokens)
+            for t in range(length):
+                met.setdefault(tuple(tokens[:t]), []).append(float(reward))
+        for rewards in met.values():
+            inside += len(rewards) * statistics.variance(rewards) if len(rewards) > 1 else 0.0
+            states, total, squares = states + len(rewards), total + sum(rewards), squares + sum(r * r for r in rewards)
     variance = squares / states - (total / states) ** 2
     return 1.0 - inside / states / variance if variance > 0 else float("nan")
 

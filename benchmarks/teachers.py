@@ -28,7 +28,7 @@ import torch
 from transformers import TrainerCallback
 
 from benchmarks.claims import judge
-from benchmarks.learning import Settings, fresh_model, greedy, scratchpad, train
+from benchmarks.learning import Settings, fresh_model, greedy, sampled, scratchpad, train
 from benchmarks.methods import attempt, run
 from benchmarks.table import read, spread
 from benchmarks.teachers_arms import EXPERIMENTS, Arm, Experiment
@@ -144,23 +144,11 @@ def key_of(job: Job, steps: int | None = None) -> str:
     return budget(EXPERIMENTS[name], arm, steps).key(composed(arm, "task"), seed)
 
 
-@torch.no_grad()
 def never_solved(problems: int = 100, samples: int = SAMPLES, split: str = "unsolved") -> dict[str, float]:
     """How often the shipped model is right in `samples` samples of each of the first held-out problems of a split."""
     task = scratchpad(train_size=1, split=split)
     model, tokenizer = task.load_model()
-    model.eval()
-    right = torch.zeros(problems)
-    rows = task.eval_dataset.select(range(problems))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for at, (prompt, answer) in enumerate(zip(rows["prompt"], rows["answer"], strict=True)):
-            batch = tokenizer(prompt, return_tensors="pt")
-            ids = model.generate(
-                **batch, do_sample=True, top_k=0, max_new_tokens=task.max_new_tokens, num_return_sequences=samples
-            )
-            texts = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-            right[at] = sum(task.reward_funcs[0](prompts=None, completions=texts, answer=[answer] * samples))
+    right = torch.tensor([float(sum(r)) for _, r in sampled(model, tokenizer, task, problems, samples)])
     return {
         "problems": problems,
         "samples": samples,

@@ -18,7 +18,7 @@ import torch
 from ..answers import AnswerFile
 from ..errors import VariantError
 from ..http_json import JsonClient
-from .base import as_message
+from .base import as_message, greedy_continuation
 
 Ask = Callable[..., list[Any]]
 
@@ -150,18 +150,8 @@ class LocalJudge(Asking):
     @torch.no_grad()
     def answer(self, questions: list[str]) -> list[str | None]:
         out: list[str | None] = []
-        special = getattr(self.tokenizer, "chat_template", None) is None  # a template has written its own
         for i in range(0, len(questions), self.batch_size):
             texts = [as_message(self.tokenizer, q) for q in questions[i : i + self.batch_size]]
-            inputs = self.tokenizer(
-                texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=special
-            ).to(self.model.device)
-            said = self.model.generate(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                max_new_tokens=self.max_new_tokens,
-                do_sample=False,
-            )
-            new = said[:, inputs["input_ids"].shape[1] :]
-            out += self.tokenizer.batch_decode(new, skip_special_tokens=True)
+            said, width = greedy_continuation(self.model, self.tokenizer, texts, self.max_new_tokens)
+            out += self.tokenizer.batch_decode(said[:, width:], skip_special_tokens=True)
         return out

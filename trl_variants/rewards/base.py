@@ -45,3 +45,21 @@ class Reward:
 
     def __init__(self, name: str):
         self.__name__ = name
+
+
+def greedy_continuation(
+    model: Any, tokenizer: Any, questions: Sequence[str], max_new_tokens: int, **how: Any
+) -> tuple[Any, int]:
+    """What `model.generate` returns for n texts, greedily, and how many of its tokens are theirs; `how` goes to it."""
+    special = getattr(tokenizer, "chat_template", None) is None  # a template has written its own
+    inputs = tokenizer(
+        list(questions), return_tensors="pt", padding=True, padding_side="left", add_special_tokens=special
+    ).to(model.device)
+    said = model.generate(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        **how,
+    )
+    return said, inputs["input_ids"].shape[1]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import VariantError
-from .base import Reward, as_message, prompt_texts, texts
+from .base import Reward, as_message, greedy_continuation, prompt_texts, texts
 
 TEMPLATE = "{prompt}\n\nAnswer: {completion}\n\nIs this answer good? Reply with Yes or No only."
 
@@ -66,20 +66,10 @@ class YesNoReward(Reward):
         return out
 
     def _judge(self, questions: list[str]) -> list[float]:
-        special = getattr(self.tokenizer, "chat_template", None) is None  # a template has written its own
-        inputs = self.tokenizer(
-            questions, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=special
-        ).to(self.model.device)
-        said = self.model.generate(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            max_new_tokens=self.max_new_tokens,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
+        how = {"return_dict_in_generate": True, "output_logits": True}
+        said, width = greedy_continuation(self.model, self.tokenizer, questions, self.max_new_tokens, **how)
+        new = said.sequences[:, width:]
         logits = torch.stack(said.logits, 1).float()  # (rows, tokens, vocabulary)
-        new = said.sequences[:, inputs["input_ids"].shape[1] :]
         either = (new == self.yes) | (new == self.no)
         out = []
         for row, places in enumerate(either):
