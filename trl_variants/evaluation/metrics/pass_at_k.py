@@ -23,5 +23,5 @@ class PassAtK(evaluate.Metric):
         for k in powers_up_to(n):
             if k > 1:  # pass@1 is avg@n
                 values = [pass_at_k(n, sum(map(bool, row)), k) for row in predictions]
-                found[f"pass@{k}"] = {**bootstrap(values, n, seed).to_mapping()}
+                found[f"pass@{k}"] = bootstrap(values, n, seed).to_mapping()
         return found
